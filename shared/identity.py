@@ -1,0 +1,95 @@
+"""Names of KV blocks: fingerprint, root, chained identity (keyed BLAKE2b-256), and the key they are made with.
+
+Two blocks share an identity if and only if everything that changes their KV is equal: the fingerprint (model,
+numerics, layout), adapter, tenant salt, and every token before and in them. Each hashed field is length-framed
+and type-tagged, so that an adapter "X" never equals a salt "X". Never Python's `hash()`, which differs by process.
+"""
+
+import hmac
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+IDENTITY_BYTES = 32
+KEY_FORMAT = 1
+"""Raised when the derivation below changes; part of every root."""
+
+
+def _framed(tag: bytes, value: bytes) -> bytes:
+    return bytes((len(tag),)) + tag + len(value).to_bytes(8, "little") + value
+
+
+def fingerprint(fields: Mapping[str, str | int | bytes]) -> bytes:
+    """32 bytes over named facts (weights digest, architecture, RoPE, numerics id, KV dtype, block size, layout).
+
+    Independent of the mapping's order; unkeyed, so that it may be shown and compared between homes.
+    """
+    digest = blake2b(digest_size=IDENTITY_BYTES, person=b"perdure-fprint")
+    digest.update(_framed(b"key-format", KEY_FORMAT.to_bytes(4, "little")))
+    for name in sorted(fields):
+        value = fields[name]
+        if isinstance(value, bytes):
+            digest.update(_framed(b"b:" + name.encode(), value))
+        elif isinstance(value, int):
+            digest.update(_framed(b"i:" + name.encode(), str(value).encode()))
+        else:
+            digest.update(_framed(b"s:" + name.encode(), value.encode()))
+    return digest.digest()
+
+
+def root(key: bytes, fingerprint: bytes, *, adapter: str = "", salt: bytes = b"") -> bytes:
+    """The identity that stands before the first block of a namespace."""
+    digest = blake2b(digest_size=IDENTITY_BYTES, key=key, person=b"perdure-root")
+    digest.update(_framed(b"key-format", KEY_FORMAT.to_bytes(4, "little")))
+    digest.update(_framed(b"fingerprint", fingerprint))
+    digest.update(_framed(b"adapter", adapter.encode()))
+    digest.update(_framed(b"salt", salt))
+    return digest.digest()
+
+
+def child(key: bytes, parent: bytes, tokens: bytes) -> bytes:
+    """Identity of a full block: `tokens` is its packed u32 ids, `parent` the identity before it."""
+    digest = blake2b(parent, digest_size=IDENTITY_BYTES, key=key, person=b"perdure-block")
+    digest.update(tokens)
+    return digest.digest()
+
+
+def chain(key: bytes, parent: bytes, tokens: bytes, block_tokens: int) -> Iterator[bytes]:
+    """Identities of the full blocks of `tokens` (packed u32), in order; a partial tail has none."""
+    width = 4 * block_tokens
+    for start in range(0, len(tokens) - width + 1, width):
+        parent = child(key, parent, tokens[start : start + width])
+        yield parent
+
+
+def tenant_salt(key: bytes, tenant: str) -> bytes:
+    """Salt of a tenant, from its id and not its API key, so that a rotated key keeps the cache."""
+    return hmac.digest(key, b"tenant:" + tenant.encode(), "sha256")
+
+
+def load_or_create_key(path: Path) -> bytes:
+    """The 32-byte key of a home, 0600, created once; callers hold the home lock.
+
+    ValueError when the file has another size: a truncated key would silently make every block a stranger.
+    """
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        key = secrets.token_bytes(32)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as out:
+            out.write(key)
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            os.link(part, path)  # the first of two creators wins, and both read its key
+        except FileExistsError:
+            key = path.read_bytes()
+        finally:
+            part.unlink()
+    if len(key) != 32:
+        raise ValueError(f"{path} holds {len(key)} bytes, a key has 32; restore it, or remove it and lose the cache")
+    return key
