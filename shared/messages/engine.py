@@ -113,7 +113,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """One request's part of a step: feed `ids` (packed u32) at absolute positions [start, start + n).
 
     `blocks`: packed u32 block table that covers [0, start + n). KV of [0, start) is in the pool.
-    `sample` None: a prefill chunk that is not the last one, no logits wanted.
+    `sample` None: a prefill chunk that is not the last one, no logits wanted. `drawn`: how many output tokens the
+    request has already, so the index of the one that this row draws (also after a retraction or a restart).
     """
 
     key: int
@@ -121,6 +122,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     ids: bytes
     blocks: bytes
     sample: SampleSpec | None
+    drawn: int = 0
 
 
 class Plan(Message, frozen=True, kw_only=True):

@@ -1,0 +1,97 @@
+"""The store's arena file, as this process sees it: mapped once per file, checked before every use.
+
+    store    creates the file, fixes its size (never shrinks it), writes the header table, grants and leases slots
+    worker   maps it, reads leased payloads, writes granted ones; never a header, never a slot it was not told
+    a new file (another key) is mapped anew; the old mapping goes when its last view does, never under one
+
+A reader of a mapping beyond the end of its file dies of SIGBUS, so the size is asked for again before each batch.
+"""
+
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+POPULATE_LIMIT = 4 << 30
+"""Bytes; page tables of a larger arena are filled as it is used (filling takes 70 ms a GiB)."""
+
+
+class ArenaUnusable(OSError):
+    """The arena can't be mapped, or an offset is not inside it; the text says which file and why."""
+
+
+@dataclass(frozen=True)
+class ArenaStatistics:
+    """Bytes mapped now, and how many files have been mapped so far."""
+
+    nbytes: int
+    mapped: int
+
+
+class ArenaMap:
+    """One mapped arena file. `key` is the store's name for this very file."""
+
+    def __init__(self, path: str, key: str) -> None:
+        self.path = path
+        self.key = key
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            raise ArenaUnusable(f"arena {path!r} can't be opened: {error}") from error
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise ArenaUnusable(f"arena {path!r} is no regular file")
+            if facts.st_uid != os.geteuid():
+                raise ArenaUnusable(f"arena {path!r} belongs to uid {facts.st_uid}, we are {os.geteuid()}")
+            if facts.st_mode & 0o022:
+                raise ArenaUnusable(f"arena {path!r} is writable by others (mode {stat.S_IMODE(facts.st_mode):o})")
+            if facts.st_size == 0:
+                raise ArenaUnusable(f"arena {path!r} is empty")
+            self.nbytes = facts.st_size
+            populate = mmap.MAP_POPULATE if facts.st_size <= POPULATE_LIMIT else 0
+            self._map = mmap.mmap(fd, facts.st_size, flags=mmap.MAP_SHARED | populate)
+        finally:
+            os.close(fd)  # the mapping keeps a descriptor of its own, which `size` asks
+        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+
+    def check_size(self) -> None:
+        """ArenaUnusable when the file is now shorter than what is mapped (touching the rest would be SIGBUS)."""
+        now = self._map.size()
+        if now < self.nbytes:
+            raise ArenaUnusable(f"arena {self.path!r} shrank from {self.nbytes} to {now} bytes")
+
+    def payload(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Writable view, uint8 [nbytes], at a byte offset of the file; ArenaUnusable when it is not all inside."""
+        if offset < 0 or offset + nbytes > self.nbytes:
+            raise ArenaUnusable(f"payload [{offset}, {offset + nbytes}) is outside the arena of {self.nbytes} bytes")
+        return self._bytes[offset : offset + nbytes]
+
+
+class Arenas:
+    """The mapping in use; maps anew when path or key change. Used by the copy thread alone."""
+
+    def __init__(self) -> None:
+        self._current: ArenaMap | None = None
+        self._mapped = 0
+
+    def open(self, path: str, key: str) -> ArenaMap:
+        """The mapping of this very file, its size checked now; ArenaUnusable when there is none to be had."""
+        current = self._current
+        if current is None or (current.path, current.key) != (path, key):
+            self._current = None  # also when mapping fails below: a name that moved on is not served by the old file
+            self._current = current = ArenaMap(path, key)
+            self._mapped += 1
+        try:
+            current.check_size()
+        except ArenaUnusable:
+            self._current = None
+            raise
+        return current
+
+    def statistics(self) -> ArenaStatistics:
+        """Sizes, for status."""
+        return ArenaStatistics(self._current.nbytes if self._current else 0, self._mapped)
