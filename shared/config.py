@@ -123,7 +123,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str) -> int:
-    """"1.5 GiB" -> bytes; ConfigError with the known units otherwise."""
+    """Reads a size such as `1.5 GiB` into bytes; ConfigError with the known units otherwise."""
     match = _SIZE.fullmatch(text)
     unit = match.group(2).lower() if match else "?"
     if match is None or unit not in _UNITS:

@@ -31,6 +31,10 @@ class Refused(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class Bye(Message, frozen=True, kw_only=True):
+    """This side stops as planned; the connection carries nothing more."""
+
+
 class Ping(Message, frozen=True, kw_only=True):
     """Heartbeat of a link."""
 

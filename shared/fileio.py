@@ -1,0 +1,76 @@
+"""The one seam through which everything durable does its IO, so that a test can die, tear or fail at each step.
+
+`FileIO` calls the kernel and nothing else. The crash-point tests replace it by one that counts the calls, stops
+at the n-th, and keeps un-synced writes apart. Every error is the OSError of the kernel.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PUNCH_HOLE_KEEP_SIZE = 0x01 | 0x02
+
+
+class FileIO:
+    """Positioned IO on file descriptors; short reads and writes are the caller's to handle."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        """A descriptor; close-on-exec and not through a symlink."""
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+    def close(self, fd: int) -> None:
+        """Closes the descriptor."""
+        os.close(fd)
+
+    def write(self, fd: int, data: Any) -> int:
+        """One write at the file's end or position; returns the bytes taken."""
+        return os.write(fd, data)
+
+    def pwritev(self, fd: int, parts: Sequence[Any], offset: int) -> int:
+        """One vectored write; returns the bytes taken."""
+        return os.pwritev(fd, parts, offset)
+
+    def preadv(self, fd: int, parts: Sequence[Any], offset: int) -> int:
+        """One vectored read; returns the bytes read."""
+        return os.preadv(fd, parts, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        """Data and the size are on the device when this returns."""
+        os.fdatasync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cuts or extends (sparse) the file."""
+        os.ftruncate(fd, size)
+
+    def punch(self, fd: int, offset: int, length: int) -> None:
+        """Gives [offset, offset + length) back to the file system; it reads as zeros from now on."""
+        args = (ctypes.c_int(fd), ctypes.c_int(_PUNCH_HOLE_KEEP_SIZE), ctypes.c_int64(offset), ctypes.c_int64(length))
+        while _libc.fallocate64(*args) != 0:
+            code = ctypes.get_errno()
+            if code != errno.EINTR:
+                raise OSError(code, os.strerror(code))
+
+    def unlink(self, path: Path) -> None:
+        """Removes a file."""
+        path.unlink()
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Renames atomically."""
+        old.rename(new)
+
+    def sync_dir(self, path: Path) -> None:
+        """Makes creations, renames and removals in a directory durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: Path) -> tuple[int, int]:
+        """(bytes that we may still use, bytes in all) of the file system."""
+        facts = os.statvfs(path)
+        return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize

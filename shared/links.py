@@ -1,0 +1,186 @@
+"""A dialled connection that is made anew, as a new Peer, whenever the other side was away.
+
+ZeroMQ's own reconnecting is off: its queue would carry messages for a dead incarnation to the next one. Each
+connection is a fresh DEALER with an identity of its own; a hello comes first, and nothing is sent before the welcome.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+import trio
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from shared.messages import MAX_FRAME, BadMessage, Head, decode, encode
+from shared.messages.hello import Bye, Hello, Ping, Refused, Welcome
+from shared.peers import Peer, PeerGone, PeerSlow, wait_exit
+from shared.sockets import Socket
+
+if TYPE_CHECKING:
+    from shared.node import Node
+
+PING_S = 1.0
+SILENCE_S = 15.0
+"""A peer that is alive and says nothing for this long gets a fresh connection (its side may have lost ours)."""
+WELCOME_S = 5.0
+
+
+class Link:
+    """One side of a pair of services that should always be connected."""
+
+    def __init__(self, node: "Node", role: str) -> None:
+        self.node = node
+        self.role = role
+        self.peer: Peer | None = None
+        self.down_since = time.monotonic()
+        self.refused = ""
+        self._connections = 0
+        self._started = False
+        self._changed = trio.Event()
+        self._socket: Socket | None = None
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begins to connect, once; further calls change nothing."""
+        if not self._started:
+            self._started = True
+            nursery.start_soon(self.run)
+
+    async def wait_up(self) -> Peer:
+        """The live peer, as soon as there is one."""
+        while self.peer is None or not self.peer.alive:
+            await self._changed.wait()
+        return self.peer
+
+    async def wait_change(self) -> None:
+        """Returns when the peer has come or gone since the call."""
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def run(self) -> None:
+        """Connects, serves, and connects again, until cancelled."""
+        pause = 0.02
+        while True:
+            try:
+                served = await self._one_connection()
+            finally:
+                self.close()
+            pause = 0.02 if served else min(pause * 2, 0.4)
+            await trio.sleep(pause)
+
+    async def _one_connection(self) -> bool:
+        """One connection from connect to end; True when it stood."""
+        node = self.node
+        socket = self._socket = Socket(node.context, zmq.DEALER, max_frame=MAX_FRAME)
+        self._connections += 1
+        identity = f"{node.role}/{node.engine}/{node.incarnation}.{self._connections}"
+        socket.raw.setsockopt(zmq.ROUTING_ID, identity.encode())
+        socket.raw.setsockopt(zmq.RECONNECT_IVL, -1)
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+        address = f"inproc://monitor-{id(self)}-{self._connections}"
+        socket.raw.monitor(address, events)
+        monitor = Socket(node.context, zmq.PAIR, max_frame=1024)
+        monitor.raw.connect(address)
+        lost = trio.Event()
+        peer: Peer | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, monitor, lost, nursery.cancel_scope)
+                socket.raw.connect(node.places.endpoint(self.role))
+                hello = Hello(role=node.role, engine=node.engine, incarnation=node.incarnation, pid=node.pid)
+                socket.send_nowait(encode(Head(), hello))
+                peer = await self._welcomed(socket)
+                if peer is not None:
+                    self._stands(peer)
+                    nursery.start_soon(self._heartbeat, peer, nursery.cancel_scope)
+                    nursery.start_soon(self._watch_exit, peer, nursery.cancel_scope)
+                    await self._receive(socket, peer)
+                nursery.cancel_scope.cancel()
+        except zmq.ZMQError as error:
+            node.dropped("connect", f"{self.role}: {error}")
+        finally:
+            socket.raw.disable_monitor()
+            monitor.close()
+            if peer is not None:
+                self._ended(peer)
+        return peer is not None
+
+    async def _watch(self, monitor: Socket, lost: trio.Event, scope: trio.CancelScope) -> None:
+        for frames in await monitor.recv_many(1):
+            parse_monitor_message(frames)
+            lost.set()
+            scope.cancel()
+
+    async def _welcomed(self, socket: Socket) -> Peer | None:
+        with trio.move_on_after(WELCOME_S):
+            (frames,) = await socket.recv_many(1)
+            try:
+                _, message = decode(frames)
+            except BadMessage as error:
+                self.node.dropped("bad_message", f"{self.role}: {error}")
+                return None
+            if isinstance(message, Welcome):
+                self.refused = ""
+                return Peer(
+                    role=message.role,
+                    engine=message.engine,
+                    incarnation=message.incarnation,
+                    pid=message.pid,
+                    send_frames=socket.send_nowait,
+                )
+            self.refused = message.reason if isinstance(message, Refused) else f"got {type(message).__name__}"
+        return None
+
+    def _stands(self, peer: Peer) -> None:
+        self.peer = peer
+        self.node.log.info("link_up", peer=peer.name)
+        self.node.peer_up(peer)
+        self._notify()
+
+    def _ended(self, peer: Peer) -> None:
+        peer.end(exit_proven=False)
+        self.peer = None
+        self.down_since = time.monotonic()
+        self.node.log.info("link_down", peer=peer.name, exit_proven=peer.exit_proven)
+        self.node.peer_down(peer, peer.exit_proven)
+        self._notify()
+
+    async def _heartbeat(self, peer: Peer, scope: trio.CancelScope) -> None:
+        while True:
+            await trio.sleep(PING_S)
+            try:
+                peer.send(Ping())
+            except PeerSlow:
+                continue
+            except PeerGone:
+                scope.cancel()
+            if time.monotonic() - peer.heard > SILENCE_S:
+                self.node.dropped("silent_peer", peer.name)
+                scope.cancel()
+
+    async def _watch_exit(self, peer: Peer, scope: trio.CancelScope) -> None:
+        if peer.pid != self.node.pid:
+            await wait_exit(peer.pid)
+            peer.end(exit_proven=True)
+            scope.cancel()
+
+    async def _receive(self, socket: Socket, peer: Peer) -> None:
+        while peer.alive:
+            for frames in await socket.recv_many():
+                try:
+                    head, message = decode(frames)
+                except BadMessage as error:
+                    self.node.dropped("bad_message", f"{peer.name}: {error}")
+                    continue
+                if isinstance(message, Bye | Refused):
+                    return
+                peer.heard = time.monotonic()
+                self.node.accept(peer, head, message)
+
+    def close(self) -> None:
+        """Drops the current connection; `run` makes another unless cancelled."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

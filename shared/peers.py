@@ -1,0 +1,153 @@
+"""The other end of one live connection, seen the same way from the side that dials and the side that listens."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import trio
+import zmq
+
+from shared.messages import Head, Message, encode
+from shared.messages.hello import Failed
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+class PeerGone(Exception):
+    """The connection is over: its process exited, said goodbye, or was replaced."""
+
+
+class PeerSlow(Exception):
+    """The peer's queue is full; nothing was sent."""
+
+
+class DeadlinePassed(Exception):
+    """No answer came in time; one that comes late is handed to the late-reply hook."""
+
+
+class RequestFailed(Exception):
+    """The peer answered Failed."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class ProtocolViolation(Exception):
+    """The peer answered with a message of another kind."""
+
+
+class _Waiting:
+    """One request that waits for its answer."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.reply: Message | None = None
+
+
+class Peer:
+    """One connection to one incarnation of one service (or client).
+
+    A restarted service is a new Peer: what was meant for the old one never reaches the new.
+    """
+
+    def __init__(
+        self,
+        *,
+        role: str,
+        engine: str,
+        incarnation: int,
+        pid: int,
+        send_frames: Callable[[list[bytes]], None],
+    ) -> None:
+        self.role = role
+        self.engine = engine
+        self.incarnation = incarnation
+        self.pid = pid
+        self.alive = True
+        self.exit_proven = False
+        self.heard = time.monotonic()
+        self.late_reply: Callable[[Peer, Message], None] | None = None
+        self._send_frames = send_frames
+        self._waiting: dict[int, _Waiting] = {}
+        self._rids = itertools.count(1)
+        self._gone = trio.Event()
+
+    @property
+    def name(self) -> str:
+        """`role/engine/incarnation`, for logs."""
+        return f"{self.role}/{self.engine}/{self.incarnation}"
+
+    def send(self, message: Message, *, rid: int = 0, re: int = 0, deadline: float = 0.0) -> None:
+        """Queues a message; never blocks. PeerGone or PeerSlow."""
+        if not self.alive:
+            raise PeerGone(f"{self.name} is gone")
+        try:
+            self._send_frames(encode(Head(self.incarnation, rid, re, deadline), message))
+        except zmq.Again:
+            raise PeerSlow(f"{self.name} does not keep up") from None
+        except zmq.ZMQError as error:
+            raise PeerGone(f"{self.name} is gone: {error}") from None
+
+    async def ask(
+        self, message: Message, reply_type: type[Reply] | tuple[type[Any], ...], *, deadline_s: float
+    ) -> Reply:
+        """Sends a request and waits for its answer, at most `deadline_s` seconds (which travel with it).
+
+        Raises PeerGone, PeerSlow, DeadlinePassed, RequestFailed, ProtocolViolation.
+        """
+        rid = next(self._rids)
+        waiting = self._waiting[rid] = _Waiting()
+        try:
+            self.send(message, rid=rid, deadline=time.monotonic() + deadline_s)
+            with trio.move_on_after(deadline_s):
+                await waiting.done.wait()
+        finally:
+            del self._waiting[rid]
+        if waiting.reply is None:
+            if not self.alive:
+                raise PeerGone(f"{self.name} is gone")
+            raise DeadlinePassed(f"{self.name} did not answer {type(message).__name__} within {deadline_s:g} s")
+        if isinstance(waiting.reply, Failed):
+            raise RequestFailed(waiting.reply.code, waiting.reply.reason)
+        if not isinstance(waiting.reply, reply_type):
+            raise ProtocolViolation(
+                f"{self.name} answered {type(message).__name__} with {type(waiting.reply).__name__}"
+            )
+        return cast("Reply", waiting.reply)
+
+    def deliver(self, re: int, message: Message) -> None:
+        """Hands an answer to whoever asked; late ones go to the hook."""
+        waiting = self._waiting.get(re)
+        if waiting is not None and waiting.reply is None:
+            waiting.reply = message
+            waiting.done.set()
+        elif self.late_reply is not None:
+            self.late_reply(self, message)
+
+    def end(self, *, exit_proven: bool) -> None:
+        """Marks the connection as over; whoever waits gets PeerGone. Idempotent."""
+        self.alive = False
+        self.exit_proven = self.exit_proven or exit_proven
+        self._gone.set()
+        for waiting in self._waiting.values():
+            waiting.done.set()
+
+    async def wait_gone(self) -> None:
+        """Returns once the connection is over."""
+        await self._gone.wait()
+
+
+async def wait_exit(pid: int) -> None:
+    """Returns once the process has exited (pidfd, so a proof and no guess); at once when there is none."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        await trio.lowlevel.wait_readable(fd)
+    finally:
+        os.close(fd)

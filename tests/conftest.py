@@ -1,0 +1,26 @@
+"""Fixtures and settings that every test shares."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from shared.paths import Places
+
+hypothesis.settings.register_profile("ci", max_examples=60, deadline=None, stateful_step_count=40)
+hypothesis.settings.register_profile("many", max_examples=2000, deadline=None, stateful_step_count=80)
+hypothesis.settings.load_profile("many" if os.environ.get("PERDURE_HYPOTHESIS") == "many" else "ci")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    """A home of the test's own; its run dir and arena are removed with it."""
+    home = Places(tmp_path / "home")
+    home.make()
+    yield home
+    home.arena().unlink(missing_ok=True)
+    for entry in home.run.iterdir():
+        entry.unlink()
+    home.run.rmdir()

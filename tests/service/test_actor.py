@@ -1,0 +1,202 @@
+"""The actor contract over real sockets."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+import trio
+import trio.lowlevel
+import zmq
+
+from shared.actor import Actor, Peer, Reject, on
+from shared.config import Config
+from shared.messages import MAX_FRAME, Head, encode
+from shared.messages.engine import Idle, Quiesce
+from shared.messages.front import Cancel, Cancelled
+from shared.messages.hello import Failed, Snapshot, Status
+from shared.paths import Places, Taken
+from shared.peers import DeadlinePassed, PeerGone, RequestFailed
+from shared.sockets import Socket
+from shared.testing import dialled, mailbox_of, running
+
+
+class Echo(Actor):
+    role_name = "scheduler"
+    accepts = frozenset({"tokenizer", "worker"})
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        self.downs: list[tuple[str, bool]] = []
+        self.never = trio.Event()
+
+    def peer_down(self, peer: Peer, exit_proven: bool) -> None:
+        self.downs.append((peer.name, exit_proven))
+
+    @on(Cancel, roles=frozenset({"tokenizer"}))
+    async def cancel(self, peer: Peer, message: Cancel) -> Cancelled:
+        if message.id == "hang":
+            await self.never.wait()
+        if message.id == "reject":
+            raise Reject("not_found", "there is no such request")
+        return Cancelled(id=message.id, known=True)
+
+    @on(Quiesce)
+    def quiesce(self, peer: Peer, message: Quiesce) -> Idle:
+        if message.epoch == 13:
+            raise RuntimeError("a handler's own fault")
+        return Idle(epoch=message.epoch)
+
+
+async def test_request_reply_and_failures(places: Places) -> None:
+    async with running(Echo, places) as echo, dialled("tokenizer", "scheduler", places) as (_, peer):
+        assert (await peer.ask(Quiesce(epoch=7), Idle, deadline_s=5)).epoch == 7
+        assert (await peer.ask(Cancel(id="x"), Cancelled, deadline_s=5)).known
+        with pytest.raises(RequestFailed, match="not_found"):
+            await peer.ask(Cancel(id="reject"), Cancelled, deadline_s=5)
+        with pytest.raises(RequestFailed, match="a handler's own fault"):
+            await peer.ask(Quiesce(epoch=13), Idle, deadline_s=5)
+        with pytest.raises(DeadlinePassed):
+            await peer.ask(Cancel(id="hang"), Cancelled, deadline_s=0.05)
+        assert (await peer.ask(Quiesce(epoch=8), Idle, deadline_s=5)).epoch == 8
+        assert echo.drops["handler_failed"] == 1
+
+
+async def test_messages_only_from_the_roles_that_may_send_them(places: Places) -> None:
+    async with running(Echo, places), dialled("worker", "scheduler", places) as (_, peer):
+        with pytest.raises(RequestFailed, match="takes no Cancel from a worker"):
+            await peer.ask(Cancel(id="x"), Cancelled, deadline_s=5)
+
+
+async def test_status_is_answered_to_admins(places: Places) -> None:
+    async with running(Echo, places, incarnation=5), dialled("admin", "scheduler", places) as (_, peer):
+        snapshot = await peer.ask(Status(), Snapshot, deadline_s=5)
+        assert (snapshot.role, snapshot.incarnation, snapshot.ready) == ("scheduler", 5, True)
+
+
+async def test_a_restarted_service_is_a_new_peer_and_old_messages_do_not_reach_it(places: Places) -> None:
+    link_peers = []
+    async with running(mailbox_of("worker", frozenset()), places):  # any node may own the dialling link
+        node_class = mailbox_of("tokenizer", frozenset())
+        async with running(node_class, places) as node:
+            async with running(Echo, places, incarnation=1):
+                link = node.dial("scheduler")
+                link_peers.append(await link.wait_up())
+            with trio.fail_after(5):
+                await link_peers[0].wait_gone()
+            with pytest.raises(PeerGone):
+                link_peers[0].send(Quiesce(epoch=1))
+            async with running(Echo, places, incarnation=2):
+                with trio.fail_after(5):
+                    second = await link.wait_up()
+                assert second.incarnation == 2
+                assert (await second.ask(Quiesce(epoch=2), Idle, deadline_s=5)).epoch == 2
+
+
+async def test_envelopes_for_another_incarnation_are_dropped(places: Places) -> None:
+    async with running(Echo, places, incarnation=2) as echo, dialled("tokenizer", "scheduler", places) as (_, peer):
+        peer.incarnation = 1
+        with pytest.raises(DeadlinePassed):
+            await peer.ask(Quiesce(epoch=1), Idle, deadline_s=0.05)
+        assert echo.drops["other_incarnation"] == 1
+
+
+async def test_i03_a_second_stack_on_one_home_is_refused(places: Places) -> None:
+    async with running(Echo, places):
+        with pytest.raises(Taken, match=str(os.getpid())):
+            Echo(places, Config(), incarnation=2)
+
+
+async def test_i03_a_plain_file_at_the_socket_path_is_not_deleted(places: Places) -> None:
+    path = places.run / "scheduler.sock"
+    path.write_text("mine")
+    actor = Echo(places, Config(), incarnation=1)
+    with pytest.raises(ExceptionGroup) as caught:
+        await actor.serve()
+    assert caught.group_contains(FileExistsError, match="is no socket")
+    assert path.read_text() == "mine"
+
+
+CHILD = """
+import sys, trio
+from pathlib import Path
+from shared.paths import Places
+from shared.testing import dialled
+async def main():
+    async with dialled("worker", "scheduler", Places(Path(sys.argv[1])), incarnation=3):
+        print("up", flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+async def test_i01_a_killed_process_is_a_proven_exit_at_once(places: Places) -> None:
+    async with running(Echo, places) as echo:
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(places.home)], stdout=subprocess.PIPE)  # noqa: ASYNC220
+        assert child.stdout is not None
+        await trio.to_thread.run_sync(child.stdout.readline)
+        (peer,) = echo.mailbox.of_role("worker")
+        child.send_signal(signal.SIGKILL)
+        with trio.fail_after(5):
+            await peer.wait_gone()
+        assert echo.downs == [("worker/e0/3", True)]
+        child.wait()
+        child.stdout.close()
+
+
+async def test_garbage_is_counted_and_survived(places: Places) -> None:
+    rng = random.Random(1)
+    async with running(Echo, places) as echo, dialled("tokenizer", "scheduler", places) as (node, peer):
+        raw = Socket(node.context, zmq.DEALER, max_frame=MAX_FRAME)
+        raw.raw.connect(places.endpoint("scheduler"))
+        for size in range(200):
+            frames = [rng.randbytes(rng.randrange(size + 1)) for _ in range(rng.randrange(1, 4))]
+            raw.send_nowait(frames)
+        raw.send_nowait([encode(Head(), Idle(epoch=1))[0], b"\x91" * 200_000])
+        raw.send_nowait(encode(Head(to=1, rid=1), Quiesce(epoch=1)))  # no hello
+        (frames,) = await raw.recv_many(1)
+        assert b"say hello first" in frames[1]
+        raw.close()
+        assert (await peer.ask(Quiesce(epoch=8), Idle, deadline_s=5)).epoch == 8
+        assert echo.drops["bad_message"] >= 200
+
+
+async def test_i10_cancelled_receives_lose_and_reorder_nothing(places: Places) -> None:
+    """10,000 messages while the receive is cancelled at random moments: all arrive once, in order."""
+    count, rng = 10_000, random.Random(7)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    left, right = (Socket(context, zmq.PAIR, max_frame=1 << 20) for _ in range(2))
+    left.raw.bind("inproc://i10")
+    right.raw.connect("inproc://i10")
+    got: list[int] = []
+
+    async def send() -> None:
+        for number in range(count):
+            while True:
+                try:
+                    left.send_nowait([number.to_bytes(4, "little")])
+                    break
+                except zmq.Again:
+                    await trio.lowlevel.checkpoint()
+            if number % 50 == 0:
+                await trio.lowlevel.checkpoint()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            while len(got) < count:
+                with trio.move_on_after(rng.random() * 0.005):
+                    for frames in await right.recv_many(rng.randrange(1, 20)):
+                        got.append(int.from_bytes(frames[0], "little"))
+    assert got == list(range(count))
+    left.close()
+    right.close()
+    context.term()
+
+
+async def test_answers_to_nobody_are_failed_not_silent(places: Places) -> None:
+    async with running(Echo, places), dialled("tokenizer", "scheduler", places) as (_, peer):
+        with pytest.raises(RequestFailed, match="unsupported"):
+            await peer.ask(Failed(code="x", reason="y"), Idle, deadline_s=5)
