@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import structlog
@@ -36,7 +37,8 @@ def on(kind: type[Message], *, roles: frozenset[str] | None = None) -> Callable[
     """Marks a method `(self, peer, message)` as the handler of one message type, from `roles` only if given.
 
     A plain method runs in the receive loop, so that one peer's messages are handled in order; an async one is
-    spawned. The message it returns answers the request.
+    spawned. The message it returns answers the request. With a third parameter, `head`, the method is given the
+    envelope's head too: it may return None and `answer(peer, head, reply)` later, or look at the deadline.
     """
 
     def mark(handler: Handler) -> Handler:
@@ -49,7 +51,7 @@ def on(kind: type[Message], *, roles: frozenset[str] | None = None) -> Callable[
 class Node:
     """Base of actors and clients. Owns the links; the subclass owns what the messages mean."""
 
-    _handlers: ClassVar[dict[type[Message], tuple[str, frozenset[str] | None, bool]]] = {}
+    _handlers: ClassVar[dict[type[Message], tuple[str, frozenset[str] | None, bool, bool]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -57,7 +59,8 @@ class Node:
         for name, member in inspect.getmembers(cls, inspect.isfunction):
             if hasattr(member, "_handles"):
                 kind, roles = member._handles
-                found[kind] = (name, roles, inspect.iscoroutinefunction(member))
+                wants_head = "head" in inspect.signature(member).parameters
+                found[kind] = (name, roles, inspect.iscoroutinefunction(member), wants_head)
         cls._handlers = found
 
     def __init__(self, role: str, places: Places, *, engine: str, incarnation: int) -> None:
@@ -129,6 +132,8 @@ class Node:
             self.answer(peer, head, Failed(code="unsupported", reason=reason))
             return
         method = getattr(self, handler[0])
+        if handler[3]:
+            method = partial(method, head=head)
         if handler[2]:
             self.nursery.start_soon(self._handle_async, method, peer, head, message)
             return

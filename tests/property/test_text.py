@@ -1,6 +1,7 @@
 """Joined deltas equal the full decode with stops applied, however the bytes are cut into tokens."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ def stream(pieces: list[bytes], stops: Sequence[str] = ()) -> tuple[list[str], T
 
 def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
     borders = [0, *sorted({place for place in places if 0 < place < len(data)}), len(data)]
-    return [data[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(borders)]
 
 
 def test_t01_every_split_of_emoji_and_cjk_in_two_gives_whole_characters() -> None:
