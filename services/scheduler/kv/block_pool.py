@@ -121,7 +121,8 @@ class BlockPool:
 
     def statistics(self) -> PoolStatistics:
         """Counts, in O(1)."""
-        return PoolStatistics(self.total, *self._counts, self._pinned)
+        free, request, tree, copy = self._counts
+        return PoolStatistics(self.total, free, request, tree, copy, self._pinned)
 
     def check_integrity(self) -> None:
         """Walks everything; OwnershipError with the numbers that clash."""

@@ -106,9 +106,7 @@ class KVManager:
         seq.blocks += self._pool.allocate(need)
         return True
 
-    def publish(
-        self, seq: Sequence, tokens: "array[int]", computed: int, *, saved: bool = False
-    ) -> list[CachedBlock]:
+    def publish(self, seq: Sequence, tokens: "array[int]", computed: int, *, saved: bool = False) -> list[CachedBlock]:
         """Puts the full blocks of positions [0, computed), whose KV is in the pool, into the tree.
 
         Where the tree has a block already, the sequence's own copy is freed and `seq.blocks` names the tree's

@@ -1,6 +1,11 @@
 """One edge of the radix tree: a block-aligned run of tokens and the blocks that hold their KV."""
 
+from collections.abc import Iterator
 from typing import Final
+
+
+class TreeError(RuntimeError):
+    """An invariant of the tree does not hold; the text carries the numbers."""
 
 
 class Node:
@@ -36,3 +41,13 @@ class Node:
     def evictable(self) -> bool:
         """A leaf that nothing rests on."""
         return not self.lock and not self.children and not self.dead
+
+
+def below(root: Node) -> Iterator[Node]:
+    """All nodes below a root, children before their parents; the tree may lose each one as it is given."""
+    order, stack = list[Node](), list(root.children.values())
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend(node.children.values())
+    return reversed(order)
