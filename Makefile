@@ -1,0 +1,40 @@
+# Each target does its own set-up. PYTHON chooses the interpreter that makes .venv.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.set-up
+
+.PHONY: setup lint format test demo serve bench bench-forward clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Perdure needs Python >= 3.11, this is " + sys.version.split()[0])'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $(STAMP)
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+test: setup
+	$(PY) -m pytest
+
+demo: setup
+	$(PY) -m ops.demo
+
+serve: setup
+	$(VENV)/bin/perdure serve
+
+bench: setup
+	$(PY) -m ops.bench
+
+clean:
+	rm -rf build results .mypy_cache .ruff_cache .pytest_cache .hypothesis

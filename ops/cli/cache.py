@@ -1,0 +1,50 @@
+"""`perdure cache`: what becomes of cached KV on this home."""
+
+import shutil
+
+import click
+import trio
+
+from ops.admin import admin, reach
+from ops.cli.exits import plain_errors
+from shared.config import load_config
+from shared.messages.store import Clear, Cleared
+from shared.paths import Lock, Places, Taken, default_home
+
+
+@click.group()
+def cache() -> None:
+    """Manage cached KV."""
+
+
+@cache.command()
+def purge() -> None:
+    """Remove all cached KV: through the store while it runs, else the arena and the disk tier's files."""
+    with plain_errors():
+        places = Places(default_home())
+        config = load_config()
+        try:
+            lock = Lock(places.run / "store.lock", "the store of this home") if places.run.is_dir() else None
+        except Taken:
+            cleared = trio.run(_clear, places)
+            for tier, blocks in cleared.blocks.items():
+                click.echo(f"{tier}: {blocks} blocks, {cleared.bytes[tier]} bytes cleared")
+            return
+        for tier, path in (("host", places.arena(config.store.arena_dir)), ("disk", places.store)):
+            size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else 0
+            size = path.stat().st_size if path.is_file() else size
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            click.echo(f"{tier}: {size} bytes removed ({path})")
+        if lock is not None:
+            lock.release()
+
+
+async def _clear(places: Places) -> Cleared:
+    async with admin(places) as node:
+        peer = await reach(node, "store", deadline_s=10)
+        if peer is None:
+            raise Taken("the store of this home runs but does not answer; try again, or stop the stack first")
+        return await peer.ask(Clear(scope="all"), Cleared, deadline_s=60)

@@ -1,0 +1,40 @@
+"""`perdure models`: the models that can be fetched, and fetching one."""
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ops.cli.exits import plain_errors
+from shared.paths import Places, default_home
+
+
+@click.group()
+def models() -> None:
+    """Fetch and list models."""
+
+
+@models.command()
+@click.argument("name", default="smollm2-135m-instruct")
+def pull(name: str) -> None:
+    """Fetch NAME into PERDURE_HOME/models, checked by SHA-256; nothing is fetched when it is there."""
+    from ops.models.download import pull as fetch
+
+    with plain_errors():
+        places = Places(default_home())
+        places.make()
+        click.echo(str(fetch(name, places)))
+
+
+@models.command("list")
+def list_() -> None:
+    """Show the known models and whether they are here."""
+    from ops.models.registry import MODELS
+
+    places = Places(default_home())
+    table = Table()
+    for column in ("name", "license", "size", "here"):
+        table.add_column(column)
+    for name, model in MODELS.items():
+        here = "yes" if (places.models / model.file_name).exists() else "no"
+        table.add_row(name, model.license, f"{model.size / 1e6:.0f} MB", here)
+    Console().print(table)

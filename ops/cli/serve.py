@@ -1,0 +1,61 @@
+"""`perdure serve`: checks what must be right, fetches the model, then becomes honcho with the Procfile."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import click
+
+from ops.cli.exits import USAGE, fail, plain_errors
+from shared.config import Config, load_config
+from shared.identity import load_or_create_key
+from shared.paths import Lock, Places, default_home
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@click.command()
+def serve() -> None:
+    """Start all services in the foreground; Ctrl-C stops them. Cached KV stays."""
+    with plain_errors():
+        check_platform()
+        config = load_config()
+        places = prepare(config)
+        given = os.environ.get("PERDURE_CONFIG", "perdure.toml")
+        if Path(given).exists():
+            os.environ["PERDURE_CONFIG"] = str(Path(given).absolute())
+        os.environ["PERDURE_HOME"] = str(places.home)
+        os.environ.setdefault("PERDURE_PYTHON", sys.executable)
+        sys.stdout.flush()
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "honcho", "-f", str(ROOT / "Procfile"), "start"])
+
+
+def check_platform() -> None:
+    """Linux on x86-64 or arm64 with Python 3.11 or newer, or one line and exit code 2."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ("x86_64", "aarch64") or sys.version_info < (3, 11):
+        version = platform.python_version()
+        fail(
+            USAGE, f"Perdure runs on Linux, x86-64 or arm64, Python >= 3.11; this is {sys.platform} {machine} {version}"
+        )
+
+
+def prepare(config: Config) -> Places:
+    """Takes the home for this process and its successors, makes its key, and fetches the model if it is not there."""
+    places = Places(default_home())
+    places.make()
+    Lock(places.lock, f"the stack on {places.home}").keep_across_exec()
+    load_or_create_key(places.identity_key)
+    fetch_model(config, places)
+    return places
+
+
+def fetch_model(config: Config, places: Places) -> None:
+    """Pulls the configured model when it is one that we know and is not here yet."""
+    from ops.models.download import pull
+    from ops.models.registry import MODELS
+
+    if config.model.source in MODELS:
+        pull(config.model.source, places)

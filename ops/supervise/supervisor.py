@@ -1,0 +1,167 @@
+"""The supervisor's shell: spawns, watches and stops one service process.
+
+    supervisor ──── heartbeat pipe ◄── "r" once ready, "h" each second ── service's event loop
+    supervisor ──── watchdog pipe ───► end of file = the supervisor is gone: the service stops itself
+
+The child is spawned from the main thread in a session of its own, so that a terminal's or honcho's signals reach it
+once, through here. Its exit is taken from a pidfd: a proof. A service whose loop writes nothing for `hang_s` is
+killed with SIGKILL, which a stopped process obeys too.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import structlog
+import trio
+
+from ops.supervise.incarnation import next_incarnation
+from ops.supervise.policy import RestartPolicy
+from shared.config import Config
+from shared.paths import Lock, Places
+from shared.peers import wait_exit
+
+START_S = 120.0
+"""How long a service may take from exec to its first heartbeat (a cold import of torch on a slow disk)."""
+
+
+class Child:
+    """One incarnation of the service."""
+
+    def __init__(self, service: str, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.ready = False
+        self.planned_stop = False
+        self.heard = time.monotonic()
+        self.beats = 0
+        beat_read, beat_write = os.pipe()
+        watch_read, watch_write = os.pipe()
+        environ = os.environ | {
+            "PERDURE_INCARNATION": str(incarnation),
+            "PERDURE_SUPERVISOR_FD": str(beat_write),
+            "PERDURE_WATCHDOG_FD": str(watch_read),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"services.{service}"],
+            env=environ,
+            pass_fds=(beat_write, watch_read),
+            start_new_session=True,
+        )
+        os.close(beat_write)
+        os.close(watch_read)
+        self.beat_fd, self.watch_fd = beat_read, watch_write
+        os.set_blocking(self.beat_fd, False)
+
+    async def listen(self) -> None:
+        """Reads heartbeats until the pipe ends."""
+        while True:
+            await trio.lowlevel.wait_readable(self.beat_fd)
+            try:
+                news = os.read(self.beat_fd, 4096)
+            except BlockingIOError:
+                continue
+            if not news:
+                return
+            self.heard = time.monotonic()
+            self.beats += len(news)
+            self.ready = self.ready or b"r" in news
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after the grace; returns after the exit."""
+        self.planned_stop = True
+        self.process.terminate()
+        with trio.move_on_after(grace_s):
+            await wait_exit(self.process.pid)
+            return
+        self.process.kill()
+        await wait_exit(self.process.pid)
+
+    def close(self) -> int:
+        """Reaps the process and closes the pipes; its exit code."""
+        code = self.process.wait()
+        os.close(self.beat_fd)
+        os.close(self.watch_fd)
+        return code
+
+
+class Supervisor:
+    """Runs one service until told to stop or until it cannot be kept up."""
+
+    def __init__(self, service: str, places: Places, config: Config) -> None:
+        self.service = service
+        self.places = places
+        self.config = config.supervise
+        self.log = structlog.get_logger(role="supervise", service=service)
+        self.lock = Lock(places.run / f"{service}.supervisor", f"the supervisor of {service}")
+        self.policy = RestartPolicy(config.supervise.max_failures)
+        self.child: Child | None = None
+        self._stopping = trio.Event()
+
+    async def run(self) -> int:
+        """The exit code: 0 after a planned stop."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_parent, os.getppid())
+            ready_for_signals = trio.Event()
+            nursery.start_soon(self._signals, ready_for_signals)
+            await ready_for_signals.wait()
+            code = await self._keep_alive()
+            nursery.cancel_scope.cancel()
+        return code
+
+    async def _keep_alive(self) -> int:
+        while not self._stopping.is_set():
+            child = self.child = Child(self.service, next_incarnation(self.places.incarnations, self.service))
+            self.log.info("started", incarnation=child.incarnation, pid=child.process.pid)
+            await self._until_exit(child)
+            code = child.close()
+            self.child = None
+            self.log.info("exited", incarnation=child.incarnation, code=code, planned=child.planned_stop)
+            if self._stopping.is_set():
+                break
+            verdict = self.policy.after_exit(code, was_ready=child.ready, planned=child.planned_stop)
+            if not verdict.again:
+                self.log.error("given_up", reason=verdict.reason, hint="the whole stack stops now")
+                return verdict.exit_code
+            with trio.move_on_after(verdict.pause_s):
+                await self._stopping.wait()
+        return 0
+
+    async def _until_exit(self, child: Child) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child.listen)
+            nursery.start_soon(self._kill_if_hung, child)
+            nursery.start_soon(self._stop_when_asked, child)
+            await wait_exit(child.process.pid)
+            nursery.cancel_scope.cancel()
+
+    async def _stop_when_asked(self, child: Child) -> None:
+        await self._stopping.wait()
+        await child.stop(self.config.grace_s)
+
+    async def _kill_if_hung(self, child: Child) -> None:
+        while True:
+            limit = self.config.hang_s if child.beats else START_S
+            left = child.heard + limit - time.monotonic()
+            if left <= 0:
+                self.log.error("hung", incarnation=child.incarnation, silent_s=limit)
+                child.process.kill()
+                return
+            await trio.sleep(left)
+
+    async def _watch_parent(self, parent: int) -> None:
+        if parent > 1:
+            await wait_exit(parent)
+            self.log.warning("orphaned", parent=parent)
+            self._stopping.set()
+
+    async def _signals(self, ready: trio.Event) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            ready.set()
+            async with trio.open_nursery() as nursery:
+                async for number in signals:
+                    if number != signal.SIGHUP:
+                        self._stopping.set()
+                    elif self.child is not None and not self.child.planned_stop:
+                        nursery.start_soon(self.child.stop, self.config.grace_s)
