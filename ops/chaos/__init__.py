@@ -1,0 +1,1 @@
+"""Killing a running stack on purpose and checking what it promised."""
