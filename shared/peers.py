@@ -51,8 +51,11 @@ class _Waiting:
 class Peer:
     """One connection to one incarnation of one service (or client).
 
-    A restarted service is a new Peer: what was meant for the old one never reaches the new.
+    A restarted service is a new Peer: what was meant for the old one never reaches the new. `principal` owns what the
+    peer submits: over ipc that is this user, since the run dir is 0700.
     """
+
+    principal = "local"
 
     def __init__(
         self,
