@@ -28,6 +28,8 @@ class ModelConfig(Section, frozen=True):
     """`source`: a known name, a Hugging Face directory, a .gguf file, or toy:<seed> (the integer test model)."""
 
     source: str = "smollm2-135m-instruct"
+    dir: str = ""
+    """Where fetched models lie; empty: PERDURE_HOME/models."""
     backend: str = "reference"
     max_context: int = 0
     """0: the model's own."""

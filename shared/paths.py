@@ -59,10 +59,9 @@ class Places:
         """File of the host tier."""
         return Path(directory) / f"perdure-{self.home_hash}-arena"
 
-    @property
-    def models(self) -> Path:
-        """Downloaded models."""
-        return self.home / "models"
+    def models(self, directory: str = "") -> Path:
+        """Fetched models: `model.dir` when it is set, so that several homes may share them."""
+        return Path(directory) if directory else self.home / "models"
 
     @property
     def store(self) -> Path:
@@ -96,7 +95,7 @@ class Places:
 
     def make(self) -> None:
         """Creates home and run dir, 0700, ours; PlaceError otherwise."""
-        for path in (self.home, self.run, self.models, self.incarnations):
+        for path in (self.home, self.run, self.incarnations):
             private_dir(path)
 
 

@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ops.cli.exits import plain_errors
+from shared.config import load_config
 from shared.paths import Places, default_home
 
 
@@ -35,6 +36,6 @@ def list_() -> None:
     for column in ("name", "license", "size", "here"):
         table.add_column(column)
     for name, model in MODELS.items():
-        here = "yes" if (places.models / model.file_name).exists() else "no"
+        here = "yes" if (places.models(load_config().model.dir) / model.file_name).exists() else "no"
         table.add_row(name, model.license, f"{model.size / 1e6:.0f} MB", here)
     Console().print(table)

@@ -1,0 +1,173 @@
+"""A whole stack as a child process on a home of its own: for the demo, end-to-end tests, chaos and benchmarks.
+
+The stack is exactly what `perdure serve` starts; nothing here knows how a service works. Leaving the `with` block
+stops it and removes home, run dir and arena, also on an error.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+import trio
+
+from ops.admin import SERVICES, admin, snapshots, wait_serving
+from shared.messages.hello import Snapshot
+from shared.paths import Places, default_home
+from shared.peers import wait_exit
+
+ROOT = Path(__file__).resolve().parents[1]
+STOP_S = 15.0
+
+
+class StackError(RuntimeError):
+    """The stack did not do what it was told; the text ends with what it last said."""
+
+
+class Stack:
+    """One stack. `settings` are environment overrides (PERDURE_SECTION__KEY)."""
+
+    def __init__(self, settings: dict[str, str] | None = None, *, share_models: bool = True) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="perdure-stack-"))
+        self.places = Places(self.base / "home")
+        self.log_path = self.base / "log"
+        self.settings = dict(settings or {})
+        self.arena_dir = self.settings.get("PERDURE_STORE__ARENA_DIR", "/dev/shm")
+        self.process: subprocess.Popen[bytes] | None = None
+        if share_models:
+            models = default_home() / "models"
+            models.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.settings.setdefault("PERDURE_MODEL__DIR", str(models))
+
+    def __enter__(self) -> "Stack":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Environment for commands on this stack's home."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+        return clean | self.settings | {"PERDURE_HOME": str(self.places.home), "PERDURE_PYTHON": sys.executable}
+
+    def launch(self) -> None:
+        """Starts the stack; `wait_serving` says when it serves."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ops.cli", "serve"],
+                cwd=ROOT,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def wait_serving(self, *, deadline_s: float = 120.0) -> None:
+        """Returns once every service is ready and the scheduler has its worker; StackError otherwise."""
+        async with admin(self.places) as node, trio.open_nursery() as nursery:
+            nursery.start_soon(self._fail_if_ended)
+            if not await wait_serving(node, deadline_s=deadline_s):
+                raise StackError(f"the stack does not serve after {deadline_s:g} s:\n{self.log_tail()}")
+            nursery.cancel_scope.cancel()
+
+    async def _fail_if_ended(self) -> None:
+        if self.process is not None:
+            await wait_exit(self.process.pid)
+            raise StackError(f"the stack ended with code {self.process.wait()}:\n{self.log_tail()}")
+
+    async def start(self, *, deadline_s: float = 120.0) -> None:
+        """`launch` and `wait_serving`."""
+        self.launch()
+        await self.wait_serving(deadline_s=deadline_s)
+
+    async def snapshots(self) -> dict[str, Snapshot | None]:
+        """What each service says of itself."""
+        async with admin(self.places) as node:
+            return await snapshots(node)
+
+    def pid(self, service: str) -> int:
+        """The process of a service, from the lock that it holds."""
+        return int((self.places.run / f"{service}.lock").read_text())
+
+    def kill(self, service: str, number: int = signal.SIGKILL) -> int:
+        """Sends a signal to a service's process (not to its supervisor); its pid."""
+        pid = self.pid(service)
+        os.kill(pid, number)
+        return pid
+
+    async def stop(self, number: int = signal.SIGINT) -> int:
+        """Ctrl-C for the whole stack; the exit code of honcho. StackError when something is left running."""
+        if self.process is None:
+            return 0
+        pids = self.running()
+        self.process.send_signal(number)
+        with trio.move_on_after(STOP_S):
+            await wait_exit(self.process.pid)
+        code = self.process.poll()
+        if code is None:
+            raise StackError(f"the stack does not stop within {STOP_S:g} s:\n{self.log_tail()}")
+        self.process = None
+        with trio.move_on_after(STOP_S):
+            for pid in pids:
+                await wait_exit(pid)
+            return code
+        raise StackError(f"processes {[pid for pid in pids if _alive(pid)]} outlived the stack:\n{self.log_tail()}")
+
+    def running(self) -> list[int]:
+        """Pids of the services and supervisors that hold their locks' files and live."""
+        found = []
+        for service in SERVICES:
+            for kind in ("lock", "supervisor"):
+                try:
+                    pid = int((self.places.run / f"{service}.{kind}").read_text())
+                except (OSError, ValueError):
+                    continue
+                if _alive(pid):
+                    found.append(pid)
+        return found
+
+    def kill_all(self) -> None:
+        """`kill -9` of honcho, every supervisor and every service at once."""
+        pids = self.running()
+        if self.process is not None:
+            pids.append(self.process.pid)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if self.process is not None:
+            self.process.wait()
+            self.process = None
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The last lines that the stack wrote."""
+        if not self.log_path.exists():
+            return ""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    def remove_arena(self) -> None:
+        """Removes the host tier's file, as a reboot would."""
+        self.places.arena(self.arena_dir).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Kills what still runs and removes everything of this home."""
+        self.kill_all()
+        self.remove_arena()
+        shutil.rmtree(self.places.run, ignore_errors=True)
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
