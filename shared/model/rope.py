@@ -7,6 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 
+MAX_DIMS = 1 << 16
+
+
 @dataclass(frozen=True)
 class Rope:
     """`theta ** (-2i / dims)` is the base frequency of pair i; each is divided by `factors[i]` (empty: by 1).
@@ -34,6 +37,8 @@ def llama3_factors(
 
     Source: the `llama3` rope type of the models' reference implementation. ValueError for numbers without a meaning.
     """
+    if not (0 < theta < math.inf and 0 < dims <= MAX_DIMS):
+        raise ValueError(f"rope theta {theta} over {dims} dimensions makes no sense")
     if factor <= 0 or original_context <= 0 or low_freq_factor <= 0 or high_freq_factor <= low_freq_factor:
         raise ValueError(
             f"llama3 rope scaling of factor {factor}, low {low_freq_factor}, high {high_freq_factor}, "

@@ -8,6 +8,7 @@ Arithmetic is fp32 and equals the `gguf` package's bit for bit (tested), in boun
 vocabulary's embedding needs no second copy of it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,17 +102,21 @@ def _fp16(blocks: Bytes, at: int) -> Any:
     return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2").astype(np.float32)
 
 
-def most_common_kind(tensors: dict[str, Tensor]) -> str:
-    """The type that most bytes of weights have, for people."""
-    weight: dict[str, int] = {}
-    for tensor in tensors.values():
-        weight[tensor.kind] = weight.get(tensor.kind, 0) + tensor.nbytes
-    return max(weight, key=lambda kind: weight[kind])
+def most_common_kind(weights: Iterable[tuple[str, int]]) -> str:
+    """The type that most values have, of (type, values) pairs; for people."""
+    total: dict[str, int] = {}
+    for kind, values in weights:
+        total[kind] = total.get(kind, 0) + values
+    return max(total, key=lambda kind: total[kind], default="none")
 
 
 def check_tensors(where: object, spec: ModelSpec, tensors: dict[str, Tensor]) -> None:
-    """Every tensor of the architecture, each of its shape; BadModel names the first that is missing or differs."""
-    for name, shape in spec.shapes().items():
+    """Every tensor of the architecture, each of its shape, and no other; BadModel names the first that is wrong."""
+    expected = spec.shapes()
+    for name in tensors:
+        if name not in expected:
+            raise BadModel(f"{where}: tensor {name} has no place in a {spec.architecture} model as configured")
+    for name, shape in expected.items():
         tensor = tensors.get(name)
         if tensor is None:
             raise BadModel(f"{where}: tensor {name} is missing; the file is incomplete or no {spec.architecture} model")
