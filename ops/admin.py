@@ -19,13 +19,15 @@ ANSWER_S = 2.0
 async def admin(places: Places) -> AsyncIterator[Node]:
     """A node of role `admin`; dial with `node.dial(role)`."""
     node = Node("admin", places, engine="admin", incarnation=time.time_ns() // 1000)
-    async with trio.open_nursery() as nursery:
-        node.nursery = nursery
-        try:
-            yield node
-        finally:
-            nursery.cancel_scope.cancel()
-            node.close()
+    try:
+        async with trio.open_nursery() as nursery:
+            node.nursery = nursery
+            try:
+                yield node
+            finally:
+                nursery.cancel_scope.cancel()
+    finally:
+        node.close()
 
 
 async def reach(node: Node, role: str, *, deadline_s: float = ANSWER_S) -> Peer | None:

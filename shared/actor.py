@@ -6,6 +6,7 @@ While an actor starts, its mailbox answers `admin` (status) only; everybody else
 work runs in threads, so that the loop always answers. The supervisor reads heartbeats that this very loop writes.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -142,6 +143,12 @@ def configure_logging() -> None:
     )
 
 
+def _continue_when_supervisor_dies() -> None:
+    """A stopped process could not see its watchdog pipe close: let the kernel continue it when its parent dies."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGCONT, 0, 0, 0)
+
+
 def _watch_supervisor(fd: int, grace_s: float) -> None:
     """Blocks in a thread until the supervisor is gone (its pipe closes), then stops this process for certain."""
     while os.read(fd, 1):
@@ -175,6 +182,7 @@ def run(actor_class: type[Actor]) -> None:
         places = Places(default_home())
         places.make()
         if watchdog_fd >= 0:
+            _continue_when_supervisor_dies()
             arguments = (watchdog_fd, config.supervise.grace_s)
             threading.Thread(target=_watch_supervisor, args=arguments, daemon=True, name="watchdog").start()
         actor = actor_class(places, config, incarnation=incarnation)

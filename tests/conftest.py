@@ -1,6 +1,7 @@
 """Fixtures and settings that every test shares."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,4 @@ def places(tmp_path: Path) -> Iterator[Places]:
     home.make()
     yield home
     home.arena().unlink(missing_ok=True)
-    for entry in home.run.iterdir():
-        entry.unlink()
-    home.run.rmdir()
+    shutil.rmtree(home.run, ignore_errors=True)

@@ -19,11 +19,14 @@ def models() -> None:
 def pull(name: str) -> None:
     """Fetch NAME into PERDURE_HOME/models, checked by SHA-256; nothing is fetched when it is there."""
     from ops.models.download import pull as fetch
+    from ops.models.progress import shown
 
     with plain_errors():
         places = Places(default_home())
         places.make()
-        click.echo(str(fetch(name, places)))
+        with shown() as progress:
+            path = fetch(name, places.models(load_config().model.dir), progress)
+        click.echo(str(path))
 
 
 @models.command("list")

@@ -55,7 +55,9 @@ def prepare(config: Config) -> Places:
 def fetch_model(config: Config, places: Places) -> None:
     """Pulls the configured model when it is one that we know and is not here yet."""
     from ops.models.download import pull
+    from ops.models.progress import shown
     from ops.models.registry import MODELS
 
     if config.model.source in MODELS:
-        pull(config.model.source, places)
+        with shown() as progress:
+            pull(config.model.source, places.models(config.model.dir), progress)

@@ -5,7 +5,8 @@
 
 The child is spawned from the main thread in a session of its own, so that a terminal's or honcho's signals reach it
 once, through here. Its exit is taken from a pidfd: a proof. A service whose loop writes nothing for `hang_s` is
-killed with SIGKILL, which a stopped process obeys too.
+killed with SIGKILL, which a stopped process obeys too. Should the supervisor itself be killed while its service is
+stopped, the service is continued by the kernel (PDEATHSIG, set by the service) and finds the watchdog pipe closed.
 """
 
 import os
@@ -148,7 +149,7 @@ class Supervisor:
                 self.log.error("hung", incarnation=child.incarnation, silent_s=limit)
                 child.process.kill()
                 return
-            await trio.sleep(left)
+            await trio.sleep(min(left, self.config.hang_s / 4))
 
     async def _watch_parent(self, parent: int) -> None:
         if parent > 1:

@@ -1,0 +1,137 @@
+"""The supervisor with a real service process."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from ops.admin import admin, reach
+from shared.messages.hello import Snapshot, Status
+from shared.paths import Places
+from shared.peers import Peer, wait_exit
+
+SERVICE = "detokenizer"
+
+
+def environ(places: Places, **settings: str) -> dict[str, str]:
+    toy = {"PERDURE_HOME": str(places.home), "PERDURE_MODEL__SOURCE": "toy:1"}
+    return os.environ | toy | settings
+
+
+def launch(places: Places, *prefix: str, **settings: str) -> "subprocess.Popen[bytes]":
+    command = [*prefix, sys.executable, "-m", "ops.supervise", SERVICE]
+    return subprocess.Popen(command, env=environ(places, **settings), start_new_session=True)
+
+
+@asynccontextmanager
+async def supervised(places: Places, **settings: str) -> AsyncIterator["subprocess.Popen[bytes]"]:
+    process = launch(places, **settings)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def next_life(places: Places, after: int) -> Snapshot:
+    """The snapshot of the first incarnation above `after` that is ready."""
+    with trio.fail_after(30):
+        while True:
+            async with admin(places) as node:
+                peer = await reach(node, SERVICE, deadline_s=30)
+                assert peer is not None
+                if peer.incarnation > after:
+                    snapshot = await peer.ask(Status(), Snapshot, deadline_s=10)
+                    if snapshot.ready:
+                        return snapshot
+                await Peer.wait_gone(peer) if peer.incarnation <= after else await trio.sleep(0.02)
+
+
+async def test_i07_a_killed_service_starts_again_alone(places: Places) -> None:
+    async with supervised(places):
+        first = await next_life(places, 0)
+        os.kill(first.pid, signal.SIGKILL)
+        second = await next_life(places, first.incarnation)
+        assert (first.incarnation, second.incarnation) == (1, 2)
+        assert second.pid != first.pid
+
+
+async def test_a_hung_service_is_killed_and_started_again(places: Places) -> None:
+    async with supervised(places, PERDURE_SUPERVISE__HANG_S="2"):
+        first = await next_life(places, 0)
+        os.kill(first.pid, signal.SIGSTOP)
+        second = await next_life(places, first.incarnation)
+        assert second.incarnation == 2
+
+
+async def test_sighup_is_a_planned_restart(places: Places) -> None:
+    async with supervised(places) as process:
+        first = await next_life(places, 0)
+        process.send_signal(signal.SIGHUP)
+        assert (await next_life(places, first.incarnation)).incarnation == 2
+
+
+async def test_i08_sigterm_leaves_no_process_and_no_socket(places: Places) -> None:
+    async with supervised(places) as process:
+        first = await next_life(places, 0)
+        process.terminate()
+        with trio.fail_after(15):
+            await wait_exit(process.pid)
+            await wait_exit(first.pid)
+        assert process.wait() == 0
+        assert not (places.run / f"{SERVICE}.sock").exists()
+
+
+async def test_i08_a_killed_supervisor_leaves_no_orphan(places: Places) -> None:
+    async with supervised(places) as process:
+        first = await next_life(places, 0)
+        process.kill()
+        with trio.fail_after(15):
+            await wait_exit(first.pid)
+
+
+async def test_i08_when_the_parent_is_killed_everything_stops(places: Places) -> None:
+    script = "import subprocess, sys; subprocess.Popen(sys.argv[1:]); sys.stdin.read()"
+    command = [sys.executable, "-c", script, sys.executable, "-m", "ops.supervise", SERVICE]
+    parent = subprocess.Popen(command, env=environ(places), stdin=subprocess.PIPE)  # noqa: ASYNC220
+    first = await next_life(places, 0)
+    supervisor = int((places.run / f"{SERVICE}.supervisor").read_text())
+    parent.kill()
+    with trio.fail_after(15):
+        await wait_exit(supervisor)
+        await wait_exit(first.pid)
+    parent.communicate()
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [({"PERDURE_KV__POOL_BITES": "1"}, 2), ({"PERDURE_MODEL__SOURCE": "/nonexistent.gguf"}, 2)],
+)
+async def test_what_cannot_start_is_given_up_at_once(places: Places, settings: dict[str, str], code: int) -> None:
+    async with supervised(places, **settings) as process:
+        with trio.fail_after(60):
+            await wait_exit(process.pid)
+        assert process.wait() == code
+
+
+async def test_i03_a_second_supervisor_of_one_home_is_refused(places: Places) -> None:
+    async with supervised(places):
+        await next_life(places, 0)
+        second = launch(places)
+        with trio.fail_after(30):
+            await wait_exit(second.pid)
+        assert second.wait() == 4
+
+
+async def test_i08_a_stopped_service_does_not_outlive_its_killed_supervisor(places: Places) -> None:
+    async with supervised(places) as process:
+        first = await next_life(places, 0)
+        os.kill(first.pid, signal.SIGSTOP)
+        process.kill()
+        with trio.fail_after(15):
+            await wait_exit(first.pid)
