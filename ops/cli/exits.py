@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import click
 
 from shared.config import ConfigError
+from shared.model.errors import ModelError
 from shared.paths import PlaceError
 
 OK, FAULT, USAGE, REJECTED, NO_STACK, DEADLINE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -27,5 +28,7 @@ def plain_errors() -> Iterator[None]:
         fail(USAGE, str(error))
     except PlaceError as error:
         fail(NO_STACK, str(error))
+    except ModelError as error:
+        fail(FAULT, str(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

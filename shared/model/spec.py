@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.kv import KVLayout, default_block_tokens
+from shared.model.errors import BadModel, ModelMissing
 from shared.model.rope import Rope
 
 if TYPE_CHECKING:
@@ -24,16 +25,10 @@ if TYPE_CHECKING:
 
     from shared.model.tensors import Tensor
 
+__all__ = ["FAMILIES", "BadModel", "ModelMissing", "ModelSource", "ModelSpec", "SamplingDefaults", "open_model"]
+
 FAMILIES = ("llama", "qwen3")
 """Architectures that are served; everything else is refused by name."""
-
-
-class BadModel(ValueError):
-    """A model can't be used; the text names the file, what is wrong in it, and what is known instead."""
-
-
-class ModelMissing(BadModel):
-    """There is no such model on this machine (yet)."""
 
 
 @dataclass(frozen=True)
