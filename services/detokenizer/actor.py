@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import trio
 
-from services.detokenizer.requests import Answer, Complain, Effect, Requests, ToClient, ToScheduler
+from services.detokenizer.requests import PARK_S, Answer, Complain, Effect, Requests, ToClient, ToScheduler
 from services.detokenizer.text import TokenBytes
 from services.detokenizer.vocabulary import token_bytes_of
 from shared.actor import Actor, on
@@ -31,10 +31,11 @@ class Detokenizer(Actor):
     role_name: ClassVar[str] = "detokenizer"
     accepts: ClassVar[frozenset[str]] = CLIENTS
 
-    def __init__(self, places: Places, config: Config, *, incarnation: int) -> None:
+    def __init__(self, places: Places, config: Config, *, incarnation: int, park_s: float = PARK_S) -> None:
         super().__init__(places, config, incarnation=incarnation)
         self._token_bytes: TokenBytes
-        self.requests = Requests(lambda token: self._token_bytes(token), grace_s=config.scheduler.grace_s)
+        grace_s = config.scheduler.grace_s
+        self.requests = Requests(lambda token: self._token_bytes(token), grace_s=grace_s, park_s=park_s)
         self._scheduler = self.dial("scheduler")
         self._for_scheduler: deque[Message] = deque()
 

@@ -9,7 +9,7 @@ A chunk costs one credit. A client without credit costs nothing but its number: 
 carries everything from its next token on. So memory is bounded by the outputs themselves, however slow a reader is.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from services.detokenizer.output import Output, Violation
@@ -110,7 +110,8 @@ class Requests:
         self._grace_s = grace_s
         self._park_s = park_s
         self._requests: dict[str, _Request] = {}
-        self._parked: list[_Parked] = []
+        self._parked: dict[str, dict[Hashable, _Parked]] = {}  # id -> client -> what it asked
+        self._parked_count = 0
         self._synced_at: float | None = None  # None: the scheduler is away or still replaying
         self._told: set[str] = set()  # ids heard of on the scheduler's present connection
         self._stalled: set[str] = set()  # ids with a chunk that found no room
@@ -172,10 +173,10 @@ class Requests:
         effects: list[Effect] = [ToClient(client, _not_found(request_id)) for client in (old.followers if old else ())]
         request = _Request(Output(request_id, opening, self._token_bytes), lonely_since=now)
         self._requests[request_id] = request
-        mine = [parked for parked in self._parked if parked.attach.id == request_id]
-        self._parked = [parked for parked in self._parked if parked.attach.id != request_id]
-        for parked in mine:
-            effects += self._follow(request, parked)
+        parked = self._parked.pop(request_id, {})
+        self._parked_count -= len(parked)
+        for asked in parked.values():
+            effects += self._follow(request, asked)
         return effects
 
     def forget(self, message: Forget, now: float) -> None:
@@ -198,12 +199,12 @@ class Requests:
         request = self._requests.get(message.id)
         if request is not None:
             return self._follow(request, _Parked(client, principal, message, ticket, now))
-        if len(self._parked) >= MAX_PARKED:
+        if self._parked_count >= MAX_PARKED:
             reason = f"{MAX_PARKED} attaches to unknown requests wait already; try again"
             return [Answer(client, ticket, Rejected(id=message.id, code="overloaded", reason=reason))]
-        again = (client, message.id)
-        self._parked = [parked for parked in self._parked if (parked.client, parked.attach.id) != again]
-        self._parked.append(_Parked(client, principal, message, ticket, now))
+        here = self._parked.setdefault(message.id, {})
+        self._parked_count += client not in here
+        here[client] = _Parked(client, principal, message, ticket, now)
         return []
 
     def _follow(self, request: _Request, asked: _Parked) -> list[Effect]:
@@ -228,10 +229,21 @@ class Requests:
 
     def gone(self, client: Hashable, now: float) -> None:
         """A client's connection is over: its attachments end, its requests go on for `grace_s`."""
-        self._parked = [parked for parked in self._parked if parked.client != client]
+        self._unpark(lambda parked: parked.client == client)
         for request in self._requests.values():
             if request.followers.pop(client, None) is not None and not request.followers:
                 request.lonely_since = now
+
+    def _unpark(self, which: Callable[[_Parked], bool]) -> list[_Parked]:
+        """Takes out the parked attaches that `which` names; a pass over all of them."""
+        out = [parked for here in self._parked.values() for parked in here.values() if which(parked)]
+        for parked in out:
+            here = self._parked[parked.attach.id]
+            del here[parked.client]
+            if not here:
+                del self._parked[parked.attach.id]
+        self._parked_count -= len(out)
+        return out
 
     def unsent(self, client: Hashable, message: Chunk | Rejected) -> None:
         """A message for a client found no room: a chunk is made again at the next tick or credit."""
@@ -263,9 +275,8 @@ class Requests:
         """What is due: parked attaches, leases of requests nobody follows, chunks that found no room, forgetting."""
         effects: list[Effect] = []
         if self._synced_at is not None:
-            horizon = now - self._park_s
-            due = [parked for parked in self._parked if max(parked.since, self._synced_at) <= horizon]
-            self._parked = [parked for parked in self._parked if max(parked.since, self._synced_at) > horizon]
+            synced, horizon = self._synced_at, now - self._park_s
+            due = self._unpark(lambda parked: max(parked.since, synced) <= horizon)
             effects += [Answer(parked.client, parked.ticket, _not_found(parked.attach.id)) for parked in due]
         stalled, self._stalled = self._stalled, set()
         for request_id in stalled & self._requests.keys():
@@ -299,7 +310,7 @@ class Requests:
             live=sum(request.output.finish is None for request in requests),
             attachments=len(followers),
             stalled=sum(follower.credit == 0 for follower in followers),
-            parked=len(self._parked),
+            parked=self._parked_count,
             tokens=sum(len(request.output) for request in requests),
             violations=self._violations,
             synced=self._synced_at is not None,
@@ -318,8 +329,10 @@ class Requests:
             for follower in request.followers.values():
                 if not 0 <= follower.credit <= MAX_CREDIT or follower.next < 0:
                     raise AssertionError(f"{request_id}: follower at {follower.next} with credit {follower.credit}")
-        if any(parked.attach.id in self._requests for parked in self._parked):
+        if self._parked.keys() & self._requests.keys():
             raise AssertionError("an attach is parked although its request is known")
+        if self._parked_count != sum(len(here) for here in self._parked.values()):
+            raise AssertionError(f"{self._parked_count} parked attaches are counted, {self._parked} are there")
 
 
 def _not_found(request_id: str) -> Rejected:
