@@ -4,7 +4,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ops.cli.exits import plain_errors
+from ops.cli.exits import FAULT, fail, plain_errors
 from shared.config import load_config
 from shared.paths import Places, default_home
 
@@ -17,28 +17,33 @@ def models() -> None:
 @models.command()
 @click.argument("name", default="smollm2-135m-instruct")
 def pull(name: str) -> None:
-    """Fetch NAME into PERDURE_HOME/models, checked by SHA-256; nothing is fetched when it is there."""
+    """Fetch NAME, checked by SHA-256; nothing is fetched when it is there."""
     from ops.models.download import pull as fetch
     from ops.models.progress import shown
+    from shared.model.errors import ModelError
 
     with plain_errors():
         places = Places(default_home())
         places.make()
-        with shown() as progress:
-            path = fetch(name, places.models(load_config().model.dir), progress)
+        try:
+            with shown() as progress:
+                path = fetch(name, places.models(load_config().model.dir), progress)
+        except ModelError as error:
+            fail(FAULT, str(error))
         click.echo(str(path))
 
 
 @models.command("list")
 def list_() -> None:
     """Show the known models and whether they are here."""
+    from ops.models.download import present
     from ops.models.registry import MODELS
 
-    places = Places(default_home())
+    directory = Places(default_home()).models(load_config().model.dir)
     table = Table()
     for column in ("name", "license", "size", "here"):
         table.add_column(column)
     for name, model in MODELS.items():
-        here = "yes" if (places.models(load_config().model.dir) / model.file_name).exists() else "no"
+        here = "yes" if present(name, directory) else "no"
         table.add_row(name, model.license, f"{model.size / 1e6:.0f} MB", here)
     Console().print(table)
