@@ -1,0 +1,1 @@
+"""The torch backend: readable, correct to a tolerance, the oracle for what follows."""

@@ -1,0 +1,56 @@
+"""What one ragged step consists of: tokens of several sequences, concatenated, each sequence with its block table.
+
+A decode is a span of one token, a prefill chunk a longer one; nothing else tells them apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens [first, first + count) of the batch are positions [start, start + count) of one sequence.
+
+    `blocks`: int64 [>= ceil((start + count) / block_tokens)], physical block of each logical one. KV of [0, start)
+    is in the pool; slots from start + count on have never been written and must not be multiplied, not even by 0.
+    """
+
+    first: int
+    count: int
+    start: int
+    blocks: torch.Tensor
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence once this step is done."""
+        return self.start + self.count
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`ids`, `positions`: int64 [T] over all spans, in their order; `sampled`: int64 [S], tokens that want logits."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    spans: tuple[Span, ...]
+    sampled: torch.Tensor
+
+
+def make_batch(rows: Sequence[tuple[int, torch.Tensor, torch.Tensor, bool]]) -> Batch:
+    """Concatenates (start, ids int64 [n], blocks int64 [m], whether the last token wants logits) into a batch."""
+    spans: list[Span] = []
+    sampled: list[int] = []
+    first = 0
+    for start, ids, blocks, wants_logits in rows:
+        spans.append(Span(first, len(ids), start, blocks))
+        first += len(ids)
+        if wants_logits:
+            sampled.append(first - 1)
+    return Batch(
+        ids=torch.cat([ids for _, ids, _, _ in rows]),
+        positions=torch.cat([torch.arange(span.start, span.end) for span in spans]),
+        spans=tuple(spans),
+        sampled=torch.tensor(sampled, dtype=torch.int64),
+    )

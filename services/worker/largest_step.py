@@ -1,0 +1,38 @@
+"""Runs the largest step that the scheduler may plan and says what it takes (`mechanisms.md` 11, a profile run)."""
+
+import torch
+
+from kernels.batch import make_batch
+from kernels.paged import PagedKV
+from services.worker.machine import forget_peak, resident_bytes
+from services.worker.models.decoder import Decoder
+from shared.config import Config
+from shared.kv import KVLayout
+
+DECODE_CONTEXT = 256
+"""Context of the dummy's decodes; what they gather is bounded by the backend, not by their number."""
+
+
+@torch.inference_mode()
+def measure_largest_step(decoder: Decoder, layout: KVLayout, config: Config, context: int) -> int | None:
+    """Bytes above what is resident now; None where the kernel doesn't tell.
+
+    `max_running` rows and `step_tokens` tokens, the remainder as a chunk of the first row, which ends at the longest
+    context that fits both model and pool. One layer is run: buffers go from layer to layer, so it shows the peak.
+    All tables name the one block of a pool of one, because only sizes matter here.
+    """
+    reach = min(context, config.kv.pool_bytes // layout.block_bytes * layout.block_tokens)
+    rows = min(config.scheduler.max_running, config.scheduler.step_tokens)
+    chunk = min(config.scheduler.step_tokens - (rows - 1), reach)
+    table = torch.zeros(-(-reach // layout.block_tokens), dtype=torch.int64)
+    plan = [(reach - chunk, torch.zeros(chunk, dtype=torch.int64), table, True)]
+    decode = min(DECODE_CONTEXT, reach) - 1
+    plan += [(decode, torch.zeros(1, dtype=torch.int64), table, True)] * (rows - 1)
+    kv = PagedKV(bytearray(layout.block_bytes), layout)
+    decoder.forward(make_batch(plan[-1:]), kv, layers=1)  # what only a first run allocates is not the step's
+    if not forget_peak():
+        return None
+    before, _ = resident_bytes()
+    decoder.forward(make_batch(plan), kv, layers=1)
+    _, peak = resident_bytes()
+    return max(0, peak - before)

@@ -1,0 +1,146 @@
+"""Runs a real model: opens and loads it, sizes the pool by a step of the largest size, feeds the scheduler's rows."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import structlog
+import torch
+
+from kernels import choose_backend
+from kernels.batch import make_batch
+from kernels.paged import PagedKV
+from services.worker.largest_step import measure_largest_step
+from services.worker.machine import available_memory, usable_cores
+from services.worker.models.decoder import Decoder
+from services.worker.models.registry import FAMILIES
+from services.worker.page_store import PageStore
+from services.worker.profile import Demand, estimate, size_pool
+from services.worker.runner import RowOutput, StepOutput
+from shared.config import Config, ConfigError
+from shared.identity import fingerprint
+from shared.messages.engine import KVFacts, Row, WorkerReady
+from shared.model.spec import open_model
+from shared.paths import Places
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share of it that is done, 0 to 1."""
+
+
+class ModelRunner:
+    """A loaded model; implements `runner.Runner`. Use it from the thread that made it: torch's settings are per thread.
+
+    Raises ConfigError (a ValueError) or BadModel with one line for whatever can't be served.
+    """
+
+    def __init__(self, config: Config, places: Places, progress: Progress = lambda what, share: None) -> None:
+        self._log = structlog.get_logger()
+        progress("opening the model", 0.0)
+        source = open_model(config.model.source, places.models(config.model.dir))
+        spec = source.spec
+        if spec.architecture not in FAMILIES:
+            raise ConfigError(
+                f"model {spec.name} is a {spec.architecture}; served are {', '.join(sorted(FAMILIES))} and toy"
+            )
+        self._layout = layout = spec.kv_layout(config.kv.dtype, config.kv.block_tokens)
+        context = min(config.model.max_context or spec.max_context, spec.max_context)
+        expected = estimate(config, spec, layout, context)
+        size_pool(config, layout, expected, available_memory())  # a hopeless start ends here
+
+        backend = choose_backend(config.model.backend, config.model.threads or usable_cores())
+        self._decoder = Decoder(
+            spec,
+            source.tensors(),
+            backend,
+            FAMILIES[spec.architecture],
+            max_context=context,
+            progress=lambda done, total: progress("loading weights", done / total),
+        )
+        progress("sizing the pool", 0.0)
+        step = measure_largest_step(self._decoder, layout, config, context)
+        demand = Demand(expected.weights, expected.step if step is None else step, loaded=True)
+        size = size_pool(config, layout, demand, available_memory())
+        if size.warning:
+            self._log.warning("pool_clamped", reason=size.warning)
+        self._view: tuple[PageStore, PagedKV] | None = None
+        self._ready = WorkerReady(
+            model=spec.name,
+            architecture=spec.architecture,
+            vocab=spec.vocab,
+            max_context=context,
+            backend=backend.name,
+            numerics=backend.numerics,
+            kv=KVFacts(
+                fingerprint=fingerprint(
+                    spec.fingerprint_fields()
+                    | {
+                        "weights": source.digest(),
+                        "numerics": backend.numerics,
+                        "kv_dtype": layout.dtype,
+                        "block_tokens": layout.block_tokens,
+                        "layout": layout.name,
+                    }
+                ),
+                block_tokens=layout.block_tokens,
+                block_bytes=layout.block_bytes,
+                blocks=size.blocks,
+                kv_dtype=layout.dtype,
+                layers=spec.layers,
+                kv_heads=spec.kv_heads,
+                head_dim=spec.head_dim,
+            ),
+            limits={"rows": config.scheduler.max_running, "step_tokens": config.scheduler.step_tokens},
+        )
+
+    @property
+    def ready(self) -> WorkerReady:
+        """Model, limits and KV facts."""
+        return self._ready
+
+    @property
+    def facts(self) -> KVFacts:
+        """`ready.kv`."""
+        return self._ready.kv
+
+    def _paged(self, pool: PageStore) -> PagedKV:
+        if self._view is None or self._view[0] is not pool:
+            self._view = (pool, PagedKV(pool.memory, self._layout))
+        return self._view[1]
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row], pool: PageStore) -> StepOutput:
+        """Feeds all rows, already `checked`, as one ragged batch; see `Runner.step`."""
+        batch = make_batch([(row.start, _ids(row.ids), _ids(row.blocks), row.sample is not None) for row in rows])
+        result = self._decoder.forward(batch, self._paged(pool))
+        healthy = _finite_spans(result.health, [span.count for span in batch.spans])
+        logits = result.logits.numpy()
+        sane = np.isfinite(result.logits.sum(-1).numpy())
+        outputs: list[RowOutput] = []
+        drawn = 0
+        for row, span, finite in zip(rows, batch.spans, healthy, strict=True):
+            if not finite:
+                outputs.append(RowOutput(error=self._not_finite(row.key, span.start, span.end)))
+            elif row.sample is None:
+                outputs.append(RowOutput())
+            elif not sane[drawn]:
+                outputs.append(
+                    RowOutput(error=f"request {row.key}: the logits at position {span.end - 1} are not finite")
+                )
+            else:
+                outputs.append(RowOutput(logits=logits[drawn]))
+            drawn += row.sample is not None
+        return StepOutput(tuple(outputs))
+
+    def _not_finite(self, key: int, start: int, end: int) -> str:
+        hint = "; fp16 ends at 65,504, kv.dtype bf16 or fp32 reach further" if self._layout.dtype == "fp16" else ""
+        return f"request {key}: KV of positions [{start}, {end}) is not finite in {self._layout.dtype}{hint}"
+
+
+def _ids(packed: bytes) -> torch.Tensor:
+    """Packed u32 -> int64 [n]."""
+    return torch.from_numpy(np.frombuffer(packed, "<u4").astype(np.int64))
+
+
+def _finite_spans(health: torch.Tensor, counts: Sequence[int]) -> list[bool]:
+    """Whether each span's tokens are all healthy."""
+    sums = torch.stack([part.sum() for part in torch.split(health, list(counts))])
+    return [bool(x) for x in torch.isfinite(sums)]

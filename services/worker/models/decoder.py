@@ -1,0 +1,71 @@
+"""A decoder-only transformer: embedding, layers of one family, final norm, head. Holds weights, never KV."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+
+from kernels.batch import Batch
+from kernels.interface import Backend, Step
+from kernels.paged import PagedKV
+from kernels.rope import rope_tables
+from shared.model.spec import ModelSpec
+from shared.model.tensors import Tensor
+
+Weights: TypeAlias = Mapping[str, Tensor]
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (layers loaded, layers in all)."""
+
+
+class Layer(Protocol):
+    """One layer of a family."""
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """The residual stream [T, hidden] through this layer; `x` may be overwritten."""
+
+
+LayerType: TypeAlias = Callable[[ModelSpec, Weights, Backend, int], Layer]
+"""Makes layer n of a model."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """`logits`: fp32 [S, vocab] of the sampled tokens. `health`: fp32 [T], NaN where a token's KV is not finite."""
+
+    logits: torch.Tensor
+    health: torch.Tensor
+
+
+class Decoder:
+    """A model of one family, loaded through `backend`: the first `layers` of it, by default all."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        backend: Backend,
+        layer_type: LayerType,
+        *,
+        max_context: int,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
+        self.spec = spec
+        self._backend = backend
+        self._embedding = backend.embedding(weights["embed"])
+        self._norm = backend.vector(weights["norm"])
+        self._head = backend.pack([weights["embed" if spec.tied else "lm_head"]])
+        self._rope = rope_tables(spec.rope.inverse_frequencies(), max_context)
+        self._layers: list[Layer] = []
+        for n in range(spec.layers):
+            self._layers.append(layer_type(spec, weights, backend, n))
+            progress(n + 1, spec.layers)
+
+    def forward(self, batch: Batch, kv: PagedKV, *, layers: int | None = None) -> Forward:
+        """Feeds a batch and writes its KV into the pool. `layers`: only that many first ones (a sizing run)."""
+        step = self._backend.begin(batch, kv, self._rope)
+        x = self._backend.embed(batch.ids, self._embedding)
+        for layer in self._layers[:layers]:
+            x = layer.forward(x, step)
+        x = self._backend.rms_norm(x[batch.sampled], self._norm, self.spec.norm_eps)
+        return Forward(self._backend.logits(x, self._head), step.health)

@@ -1,0 +1,78 @@
+"""How many blocks the pool gets: budget = free memory - weights - peak of the largest step - reserve, at most the
+configured size. Asked twice: before the weights load, by estimates, so that a hopeless start costs nothing; and after
+a step of the largest size has run, by what it really took. Imports no torch.
+"""
+
+import math
+from dataclasses import dataclass
+
+from shared.config import Config, ConfigError
+from shared.kv import KVLayout
+from shared.model.spec import ModelSpec
+
+RESERVE_SHARE = 0.05
+RESERVE_LEAST = 128 << 20
+"""Left to the rest of the machine: this share of what is free, and at least so many bytes."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Bytes that a worker takes beside its pool. `loaded`: the weights are in memory, so `free` excludes them."""
+
+    weights: int
+    step: int
+    loaded: bool = False
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """`blocks` >= 1; `warning`: one line when it is less than asked for, else ""."""
+
+    blocks: int
+    warning: str
+
+
+def estimate(config: Config, spec: ModelSpec, layout: KVLayout, context: int) -> Demand:
+    """Demand before anything is loaded: fp32 weights, and the buffers of a step over `context` tokens."""
+    weights = sum(math.prod(shape) for shape in spec.shapes().values())
+    if spec.tied:
+        weights += spec.vocab * spec.hidden  # looked up as rows, and multiplied in a layout of its own
+    tables = context * spec.rope.dims
+    width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    token = 4 * spec.hidden + 3 * width + 3 * spec.intermediate
+    gathered = 6 * spec.kv_heads * spec.head_dim * context  # K and V as they lie, in fp32, and as rows
+    rows = config.scheduler.max_running * spec.vocab
+    step = config.scheduler.step_tokens * token + gathered + 2 * rows
+    return Demand(weights=4 * (weights + tables), step=4 * step)
+
+
+def size_pool(config: Config, layout: KVLayout, demand: Demand, free: int) -> PoolSize:
+    """Blocks of the pool; ConfigError, with the numbers that clash, when not even one fits.
+
+    `free`: bytes that this process may still take now.
+    """
+    asked, block = config.kv.pool_bytes, layout.block_bytes
+    if asked < block:
+        raise ConfigError(
+            f"kv.pool_bytes is {asked:,}; one block of this model's KV ({layout.block_tokens} tokens, {layout.dtype}) "
+            f"takes {block:,} bytes; raise kv.pool_bytes to at least that, or lower kv.block_tokens"
+        )
+    reserve = max(RESERVE_LEAST, int(free * RESERVE_SHARE))
+    weights = 0 if demand.loaded else demand.weights
+    left = free - weights - demand.step - reserve
+    numbers = (
+        f"{free:,} bytes of memory are free, {'weights are loaded' if demand.loaded else f'weights take {weights:,}'}, "
+        f"the largest step {demand.step:,}, {reserve:,} stay in reserve"
+    )
+    if left < block:
+        raise ConfigError(
+            f"no memory for KV: {numbers}; {max(left, 0):,} are left and one block of {layout.block_tokens} tokens "
+            f"needs {block:,}; free memory, take a smaller model, or lower scheduler.step_tokens or model.max_context"
+        )
+    blocks = min(asked, left) // block
+    warning = ""
+    if left < asked:
+        warning = f"kv.pool_bytes asks for {asked:,} bytes; {numbers}; the pool gets {blocks * block:,}"
+    if config.faults.max_pool_blocks:
+        blocks = min(blocks, config.faults.max_pool_blocks)
+    return PoolSize(blocks, warning)
