@@ -49,7 +49,7 @@ class FileIO:
     def punch(self, fd: int, offset: int, length: int) -> None:
         """Gives [offset, offset + length) back to the file system; it reads as zeros from now on."""
         args = (ctypes.c_int(fd), ctypes.c_int(_PUNCH_HOLE_KEEP_SIZE), ctypes.c_int64(offset), ctypes.c_int64(length))
-        while _libc.fallocate64(*args) != 0:
+        while _libc.fallocate(*args) != 0:
             code = ctypes.get_errno()
             if code != errno.EINTR:
                 raise OSError(code, os.strerror(code))

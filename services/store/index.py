@@ -1,0 +1,321 @@
+"""The index of the disk tier: identity -> where the block lies and what it is. LMDB, rebuildable from footers.
+
+Commits are not synced one by one (7 us against 7 ms); `sync` makes all of them durable. Any thread may call
+anything; transactions never outlive one method. Any error of LMDB but a full disk is `IndexDamaged`: the caller
+answers misses, moves the index aside and rebuilds it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lmdb
+import numpy as np
+
+from services.store.disk_errors import DiskFault, DiskFull, DiskTierError, DiskUnusable, IndexBusy, IndexDamaged
+from services.store.gate import Gate
+from services.store.index_place import IndexPlace
+from services.store.index_record import ENTRY, Entry, pack_value, row, sealed, unpack_value, unsealed
+from services.store.lmdb_file import needed_bytes
+from shared.fileio import FileIO
+
+FORMAT = b"1"
+"""Raised when the meaning of a record changes; an index of another format is rebuilt."""
+
+MAP_BYTES = 64 << 20
+MAX_MAP_BYTES = 1 << 42
+_FORMAT_KEY = b"format"
+
+
+class Rows(NamedTuple):
+    """A batch of a scan: dtype ENTRY, the key to go on after (None: it was the last), keys of damaged rows."""
+
+    entries: "np.ndarray[Any, Any]"
+    last: bytes | None
+    damaged: list[bytes]
+
+
+class DiskIndex:
+    """`reason`: why it was begun anew although there had been one (None: it was not, or there was none)."""
+
+    def __init__(self, directory: Path, *, io: FileIO, map_bytes: int = MAP_BYTES) -> None:
+        """Opens or creates; what can't be trusted is moved aside first. DiskUnusable, DiskFull, DiskFault.
+
+        Takes no lock of its own: its owner holds the tier's. `map_bytes` is where the map starts; it grows.
+        """
+        self.reason: str | None = None
+        self.created = False
+        self._place = IndexPlace(directory, io)
+        self._gate = Gate()
+        self._pid = os.getpid()
+        self._map_bytes = map_bytes
+        self._env: Any = None
+        try:
+            self._open()
+        except OSError as error:
+            raise DiskUnusable(f"disk tier: index {directory} can't be used: {error.strerror or error}") from error
+
+    # --- open and close
+
+    def _open(self) -> None:
+        self.reason = self._place.distrust()
+        if self.reason is None:
+            try:
+                self._open_env()
+                return
+            except IndexDamaged as error:
+                self.reason = error.reason
+                self._drop_env()
+        self._place.move_aside()
+        self._open_env()
+
+    def _open_env(self) -> None:
+        with self._place.opening():
+            self.created = not self._place.data.exists()
+            self._place.in_use()
+            size = 0 if self.created else self._place.data.stat().st_size
+            with self._typed():
+                self._env = lmdb.open(
+                    str(self._place.directory),
+                    map_size=max(self._map_bytes, size),
+                    sync=False,
+                    readahead=False,
+                    max_dbs=4,
+                    mode=0o600,
+                    max_spare_txns=4,
+                )
+                self._env.reader_check()
+            self._make_tables()
+            found = self.get_meta(_FORMAT_KEY)
+            if found is None and self.created:
+                self.apply(meta={_FORMAT_KEY: FORMAT})
+            elif found != FORMAT:
+                raise IndexDamaged(f"the index is of format {found!r}, this version writes {FORMAT!r}")
+
+    def _make_tables(self) -> None:
+        while True:
+            try:
+                with self._typed():
+                    self._blocks = self._env.open_db(b"blocks")
+                    self._meta = self._env.open_db(b"meta")
+                return
+            except _MapFull:
+                self._grow()
+
+    def close(self, *, clean: bool = True) -> None:
+        """Syncs and closes; idempotent. `clean` False leaves everything as a kill would."""
+        if self._env is None:
+            return
+        if clean:
+            self.sync()
+        self._drop_env()
+        if clean:
+            self._place.clean()
+
+    def _drop_env(self) -> None:
+        with self._gate.alone():
+            env, self._env = self._env, None
+            if env is not None:
+                env.close()
+
+    def start_anew(self, reason: str) -> None:
+        """Moves the index aside and begins an empty one; what others read or write meanwhile is IndexDamaged."""
+        self._drop_env()
+        try:
+            self._place.move_aside()
+            self._open_env()
+        except OSError as error:
+            raise DiskFault(f"the index can't be begun anew: {error.strerror or error}") from error
+        self.reason = reason
+
+    # --- reading
+
+    def get(self, identity: bytes) -> Entry | None:
+        """None also for a row whose CRC fails."""
+        with self._reading() as txn:
+            stored = txn.get(identity, db=self._blocks)
+        return None if stored is None else unpack_value(identity, stored)
+
+    def get_run(self, identities: Iterable[bytes]) -> list[Entry]:
+        """Entries of the leading run that is here."""
+        found: list[Entry] = []
+        with self._reading() as txn:
+            for identity in identities:
+                stored = txn.get(identity, db=self._blocks)
+                entry = None if stored is None else unpack_value(identity, stored)
+                if entry is None:
+                    break
+                found.append(entry)
+        return found
+
+    def scan(self, after: bytes | None, limit: int) -> Rows:
+        """Up to `limit` rows with keys above `after`, in key order, in one read transaction."""
+        rows: list[bytes] = []
+        damaged: list[bytes] = []
+        last: bytes | None = None
+        with self._reading() as txn, txn.cursor(db=self._blocks) as cursor:
+            there = cursor.first() if after is None else cursor.set_range(after)
+            if there and after is not None and cursor.key() == after:
+                there = cursor.next()
+            if there:
+                for number, (key, stored) in enumerate(cursor.iternext()):
+                    if number == limit:
+                        break
+                    item = row(key, stored)
+                    if item is None:
+                        damaged.append(key)
+                    else:
+                        rows.append(item)
+                    last = key
+                else:
+                    last = None
+        return Rows(np.frombuffer(b"".join(rows), dtype=ENTRY), last, damaged)
+
+    def count(self) -> int:
+        """Rows, damaged ones included."""
+        with self._reading() as txn:
+            return int(txn.stat(self._blocks)["entries"])
+
+    def get_meta(self, name: bytes) -> bytes | None:
+        """A small record; None when it is not there or damaged."""
+        with self._reading() as txn:
+            stored = txn.get(name, db=self._meta)
+        return None if stored is None else unsealed(name, stored)
+
+    def file_bytes(self) -> int:
+        """What the index takes of the file system."""
+        try:
+            return os.stat(self._place.data).st_blocks * 512
+        except OSError:
+            return 0
+
+    # --- writing
+
+    def apply(
+        self,
+        puts: Sequence[Entry] = (),
+        deletes: Iterable[bytes] = (),
+        *,
+        recency: Mapping[bytes, int] | None = None,
+        meta: Mapping[bytes, bytes | None] | None = None,
+    ) -> list[Entry]:
+        """One transaction; returns the entries that are no longer there: deleted, or replaced by a put.
+
+        `recency` changes rows that exist and no others. `meta`: None deletes. All or nothing: DiskFull, DiskFault,
+        IndexDamaged leave what was. Deletes go first.
+        """
+        deletes = list(deletes)
+        while True:
+            gone: list[Entry] = []
+            try:
+                with self._writing() as txn:
+                    for identity in deletes:
+                        self._collect(gone, identity, txn.pop(identity, db=self._blocks))
+                    for entry in puts:
+                        old = txn.replace(entry.identity, pack_value(entry), db=self._blocks)
+                        self._collect(gone, entry.identity, old)
+                    for identity, value in (recency or {}).items():
+                        stored = txn.get(identity, db=self._blocks)
+                        found = None if stored is None else unpack_value(identity, stored)
+                        if found is not None:
+                            txn.put(identity, pack_value(found._replace(recency=value)), db=self._blocks)
+                    for name, content in (meta or {}).items():
+                        if content is None:
+                            txn.delete(name, db=self._meta)
+                        else:
+                            txn.put(name, sealed(name, content), db=self._meta)
+                return gone
+            except _MapFull:
+                self._grow()
+
+    def drop_all(self) -> None:
+        """All blocks, in one transaction; small records stay."""
+        while True:
+            try:
+                with self._writing() as txn:
+                    txn.drop(self._blocks, delete=False)
+                return
+            except _MapFull:
+                self._grow()
+
+    def sync(self) -> None:
+        """Everything committed is on the device."""
+        with self._gate.shared(), self._typed():
+            self._alive().sync(True)
+
+    def scan_begins(self) -> None:
+        """Notes that a start reads the whole index: if that kills it again and again, the index is at fault."""
+        self._place.scan_begins()
+
+    def scan_ends(self) -> None:
+        """The note of `scan_begins` is over."""
+        self._place.scan_ends()
+
+    def distrust_next_time(self) -> None:
+        """After IndexDamaged: the next start moves the index aside."""
+        self._place.distrust_next_time()
+
+    # --- inside
+
+    @staticmethod
+    def _collect(gone: list[Entry], identity: bytes, stored: bytes | None) -> None:
+        entry = None if stored is None else unpack_value(identity, stored)
+        if entry is not None:
+            gone.append(entry)
+
+    def _alive(self) -> Any:
+        if self._env is None:
+            raise IndexDamaged("the index is closed")
+        if os.getpid() != self._pid:
+            raise IndexBusy("the index was opened before a fork; LMDB must not be used in the child")
+        return self._env
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        with self._gate.shared(), self._typed(), self._alive().begin() as txn:
+            yield txn
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        with self._gate.shared(), self._typed():
+            env = self._alive()
+            with env.begin(write=True) as txn:
+                yield txn
+            self._reach(env)
+
+    def _reach(self, env: Any) -> None:
+        """A page that was freed in its own transaction is never written, so the file may end before it; at the next
+        open that would look like a truncated file.
+        """
+        needed = needed_bytes(env.info()["last_pgno"], env.stat()["psize"])
+        if os.stat(self._place.data).st_size < needed:
+            os.truncate(self._place.data, needed)
+
+    def _grow(self) -> None:
+        with self._gate.alone(), self._typed():
+            size = self._alive().info()["map_size"]
+            if size >= MAX_MAP_BYTES:
+                raise DiskFull(f"the index has reached its largest map, {size} bytes")
+            self._alive().set_mapsize(2 * size)
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        try:
+            yield
+        except lmdb.MapFullError as error:
+            raise _MapFull("the index's map is full") from error
+        except lmdb.DiskError as error:
+            raise DiskFull(f"the index: {error}") from error
+        except lmdb.Error as error:
+            text = str(error)
+            kind = DiskFault if "Input/output" in text or "Read-only" in text else IndexDamaged
+            raise kind(f"the index: {text}") from error
+
+
+class _MapFull(DiskTierError):
+    """The transaction is lost; grow and do it again."""
+
+
+__all__ = ["ENTRY", "DiskIndex", "Entry", "IndexBusy", "IndexDamaged", "Rows"]

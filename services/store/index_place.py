@@ -1,0 +1,109 @@
+"""The index's directory and the notes beside it that say whether the index may be trusted.
+
+`opening`: there while it is opened; found at a start, the last start died of it. `scanning`: how many starts in a
+row began to read all of it and never ended. `boot`: the boot in which it is open; commits are not synced one by
+one, which survives a killed process but not a stopped machine. `clean` in its place after an orderly close.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.store.lmdb_file import damage
+from shared.fileio import FileIO
+
+CLEAN = "clean"
+_SCANS = 3
+"""A kill during the first scan is nothing unusual; this many in a row are."""
+
+
+def boot_id() -> str:
+    """Changes with each start of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+class IndexPlace:
+    """OSError of the kernel from everything here."""
+
+    def __init__(self, directory: Path, io: FileIO) -> None:
+        self.directory = directory
+        self.data = directory / "data.mdb"
+        self._io = io
+
+    def distrust(self) -> str | None:
+        """Why what lies here must not be opened; None when it may, or when nothing lies here."""
+        if not self.data.exists():
+            return None
+        if (self.directory / "opening").exists():
+            return "the last start died while it opened the index"
+        scans = self._note("scanning")
+        if scans.isdigit() and int(scans) >= _SCANS:
+            return f"the last {scans} starts died while they read the index"
+        boot = self._note("boot")
+        if boot not in (CLEAN, boot_id()):
+            return "the machine stopped while the index was in use"
+        reason = damage(self.data)
+        return f"the index file is damaged: {reason}" if reason else None
+
+    def move_aside(self) -> None:
+        """The directory to `<name>.damaged`, in place of an older one, for people to look at."""
+        aside = self.directory.with_name(self.directory.name + ".damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        self._io.rename(self.directory, aside)
+        (aside / "lock.mdb").unlink(missing_ok=True)
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Around opening: leaves its note behind when we die, not when an error comes out."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        self.write_note("opening", str(os.getpid()))
+        try:
+            yield
+        finally:
+            (self.directory / "opening").unlink(missing_ok=True)
+
+    def in_use(self) -> None:
+        """From now on commits may be lost with the machine; durable."""
+        self.write_note("boot", boot_id(), durable=True)
+
+    def clean(self) -> None:
+        """All is on the device; durable."""
+        self.write_note("boot", CLEAN, durable=True)
+
+    def scan_begins(self) -> None:
+        """One more start reads the whole index."""
+        scans = self._note("scanning")
+        self.write_note("scanning", str(int(scans) + 1 if scans.isdigit() else 1))
+
+    def scan_ends(self) -> None:
+        """It was read to its end."""
+        (self.directory / "scanning").unlink(missing_ok=True)
+
+    def distrust_next_time(self) -> None:
+        """The index gave an error: whatever happens now, the next start does not open it."""
+        self.write_note("opening", "damaged")
+
+    def _note(self, name: str) -> str:
+        try:
+            return (self.directory / name).read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    def write_note(self, name: str, text: str, *, durable: bool = False) -> None:
+        """Replaces a note in one step."""
+        part = self.directory / f"{name}.part"
+        fd = self._io.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            self._io.write(fd, text.encode())
+            if durable:
+                self._io.fdatasync(fd)
+        finally:
+            self._io.close(fd)
+        self._io.rename(part, self.directory / name)
+        if durable:
+            self._io.sync_dir(self.directory)
