@@ -25,8 +25,6 @@ class Lane:
         self._token = trio.lowlevel.current_trio_token()
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Done] | None] = SimpleQueue()
         self._pending = 0
-        self._idle = trio.Event()
-        self._idle.set()
         # A daemon: a step that outlives the grace of a drain must not keep the process from exiting.
         self._thread = threading.Thread(target=self._serve, name=f"perdure-{name}", daemon=True)
         self._thread.start()
@@ -38,8 +36,6 @@ class Lane:
 
     def submit(self, job: Callable[[], T], done: Callable[[outcome.Outcome[T]], None]) -> None:
         """Queues `job` for the thread; `done(outcome)` is called in the event loop. From the event loop only."""
-        if self._pending == 0:
-            self._idle = trio.Event()
         self._pending += 1
         self._jobs.put((job, done))
 
@@ -56,10 +52,9 @@ class Lane:
         await finished.wait()
         return results[0].unwrap()
 
-    async def wait_idle(self) -> None:
-        """Returns once nothing is queued or running."""
-        while self._pending:
-            await self._idle.wait()
+    async def wait_past(self) -> None:
+        """Returns once everything submitted before this call is over."""
+        await self.run(lambda: None)
 
     def stop(self) -> None:
         """Ends the thread after what is queued; does not wait for it."""
@@ -76,8 +71,4 @@ class Lane:
 
     def _finished(self, done: Done, result: outcome.Outcome[Any]) -> None:
         self._pending -= 1
-        try:
-            done(result)
-        finally:
-            if self._pending == 0:
-                self._idle.set()
+        done(result)

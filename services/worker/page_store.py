@@ -4,6 +4,7 @@ Who may read or write a block, when it is reused, what lies in it: the scheduler
 this process; what shall outlive it has been copied to the arena.
 """
 
+import ctypes
 import mmap
 from dataclasses import dataclass
 
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 POISON = 0xFF
 """Byte of poisoned blocks: fp32, fp16 and bf16 all read it as NaN, so what multiplies it shows."""
 
+_MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class BlockOutOfRange(IndexError):
@@ -42,19 +46,18 @@ class PageStore:
         self.nblocks = nblocks
         self.block_bytes = block_bytes
         self.nbytes = nblocks * block_bytes
-        self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._advise(mmap.MADV_HUGEPAGE, 0, self.nbytes)
+        try:
+            self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"no memory for a pool of {self.nbytes} bytes ({error}); lower kv.pool_bytes") from error
         self.memory = memoryview(self._map)
         self.blocks: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8).reshape(nblocks, block_bytes)
         self._prefaulted = 0
+        self._advise(_MADV_HUGEPAGE, 0, self.nbytes)  # best effort: 2 MiB pages make first touch and TLB cheaper
 
     def _advise(self, advice: int, start: int, length: int) -> bool:
-        try:
-            self._map.madvise(advice, start, length)
-        except OSError:  # a kernel without it: slower, not wrong
-            return False
-        return True
+        # Not mmap.madvise: that one holds the GIL while the kernel works.
+        return bool(_libc.madvise(self.blocks.ctypes.data + start, length, advice) == 0)
 
     def prefault(self, nbytes: int) -> bool:
         """Touches the next `nbytes` bytes, so that a load does not pay the first touch; True when all are touched.
@@ -63,12 +66,10 @@ class PageStore:
         """
         start = self._prefaulted
         length = min(nbytes, self.nbytes - start)
-        if length > 0:
-            if not self._advise(_MADV_POPULATE_WRITE, start, length):
-                self._prefaulted = self.nbytes
-            else:
-                self._prefaulted = start + length
-        return self._prefaulted >= self.nbytes
+        if length > 0 and self._advise(_MADV_POPULATE_WRITE, start, length):
+            self._prefaulted = start + length
+            return self._prefaulted == self.nbytes
+        return True  # all done, or a kernel before 5.14: slower, not wrong
 
     def block(self, block: int) -> NDArray[np.uint8]:
         """Writable view, uint8 [block_bytes], of one block; BlockOutOfRange for an id that is not ours."""

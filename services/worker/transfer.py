@@ -71,11 +71,14 @@ class Transfers:
 
     def _attempt(self, arena: ArenaMap, copy: Copy, save: bool) -> int | None:
         """One copy; its checksum, or None when it did not hold."""
+        facts = {"save": save, "block": copy.block, "offset": copy.offset}
         try:
             return self._save(arena, copy) if save else self._load(arena, copy)
         except (OSError, BlockOutOfRange) as error:  # ArenaUnusable and injected faults are OSErrors
-            self._log.warning("copy_failed", save=save, block=copy.block, offset=copy.offset, reason=str(error))
-            return None
+            self._log.warning("copy_failed", **facts, reason=str(error))
+        except Exception as error:  # unforeseen: still one copy, never the answer to the whole batch
+            self._log.error("copy_failed", **facts, exc_info=error)
+        return None
 
     def _save(self, arena: ArenaMap, copy: Copy) -> int:
         payload = arena.payload(copy.offset, self._pool.block_bytes)

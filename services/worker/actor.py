@@ -1,0 +1,187 @@
+"""The worker's shell: plans go to the compute lane, copies to the copy lane, outcomes back to the scheduler.
+
+    scheduler comes (any incarnation) ─► WorkerReady ─► Quiesce(epoch) ─► Idle(epoch) ─► Plan, Transfer ...
+    scheduler goes                    ─► its epoch is forgotten: what is queued is dropped, a copy stops between blocks
+
+Between WorkerReady and Idle the pool belongs to nobody; after Idle(epoch) to the scheduler of that epoch, whose tree
+starts empty. Nothing of an older epoch can touch the pool then, because Idle waits for both lanes.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any, ClassVar
+
+import outcome
+
+from services.worker.lane import Lane
+from services.worker.loading import load_runner
+from services.worker.page_store import PageStore
+from services.worker.runner import Runner
+from services.worker.steps import Steps
+from services.worker.toy_runner import ToyRunner
+from services.worker.transfer import Transfers
+from shared.actor import Actor, on
+from shared.config import Config
+from shared.messages import Head, Message
+from shared.messages.base import pack_u64
+from shared.messages.engine import Idle, Plan, Quiesce, Result, RowResult, Transfer, Transferred
+from shared.paths import Places
+from shared.peers import Peer, PeerGone, PeerSlow
+
+MAX_PLANS = 2
+"""Plans in the compute lane, the running one included; the scheduler plans at most one step ahead."""
+MAX_TRANSFERS = 1024
+PREFAULT_BYTES = 8 << 20
+"""Per turn of the copy lane, so that a transfer waits 20 ms at most."""
+SCHEDULER = frozenset({"scheduler"})
+
+
+class Worker(Actor):
+    """Owns the lanes, the runner and the pool; knows one scheduler and one epoch at a time."""
+
+    role_name: ClassVar[str] = "worker"
+    accepts: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, places: Places, config: Config, *, incarnation: int) -> None:
+        super().__init__(places, config, incarnation=incarnation)
+        self._epoch: int | None = None
+        self._loading = ("starting", 0.0)
+        self._runner: Runner | None = None
+        self._plans = self._transfers_queued = 0
+        self.dial("scheduler")
+
+    async def start(self) -> None:
+        """Loads the model in the compute lane, sizes the pool by it."""
+        self._compute = Lane("compute")
+        self._copy = Lane("copy")
+        try:
+            self._runner = await self._compute.run(partial(load_runner, self.config, self.places, self._progress))
+            facts = self._runner.facts
+            self._pool = PageStore(facts.blocks, facts.block_bytes)
+            self._steps = Steps(self._runner, self._pool, self.faults)
+            self._transfers = Transfers(self._pool, self.faults)
+        except BaseException:
+            self._stop_lanes()
+            raise
+        self._loading = ("ready", 1.0)
+        if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory before it is used
+            self._prefault()
+
+    async def drain(self) -> None:
+        """Lets the running step and copies end, so that their outcomes still reach the scheduler."""
+        await self._compute.wait_past()
+        await self._copy.wait_past()
+        self._epoch = None
+        self._stop_lanes()
+
+    def _stop_lanes(self) -> None:
+        self._compute.stop()
+        self._copy.stop()
+
+    def _progress(self, what: str, share: float) -> None:
+        self._loading = (what, share)  # called in the compute thread; one assignment is atomic
+
+    def _prefault(self, last: "outcome.Outcome[bool] | None" = None) -> None:
+        if last is None or not last.unwrap():
+            self._copy.submit(lambda: self._pool.prefault(PREFAULT_BYTES), self._prefault)
+
+    # --- the scheduler comes and goes
+
+    def peer_up(self, peer: Peer) -> None:
+        """A scheduler is there: says what this worker is."""
+        if peer.role == "scheduler" and self._runner is not None:
+            self._send(peer, Head(), self._runner.ready)
+
+    def peer_down(self, peer: Peer, exit_proven: bool) -> None:
+        """The scheduler is gone and nobody waits for what its epoch has queued."""
+        if peer.role == "scheduler":
+            self._epoch = None
+
+    @on(Quiesce, roles=SCHEDULER)
+    async def quiesce(self, peer: Peer, message: Quiesce, head: Head) -> None:
+        """Forgets older epochs at once, answers Idle when nothing of them runs any more."""
+        self._epoch = message.epoch
+        await self._compute.wait_past()
+        await self._copy.wait_past()
+        self._send(peer, head, Idle(epoch=message.epoch))
+
+    def _wanted(self, epoch: int) -> Callable[[], bool]:
+        return lambda: self._epoch == epoch
+
+    # --- work
+
+    @on(Plan, roles=SCHEDULER)
+    def plan(self, peer: Peer, message: Plan, head: Head) -> None:
+        """Queues a step; its Result follows. A plan beyond the bound fails at once, one of another epoch is dropped."""
+        if message.epoch != self._epoch:
+            self.dropped("older_epoch", f"plan {message.seq} of epoch {message.epoch}, now {self._epoch}")
+            return
+        if self._plans >= MAX_PLANS:
+            rows = tuple(RowResult(key=row.key, error=f"the worker has {self._plans} plans") for row in message.rows)
+            self._send(peer, head, Result(epoch=message.epoch, seq=message.seq, rows=rows, forward_s=0.0))
+            return
+        self._plans += 1
+
+        def done(result: outcome.Outcome[Result | None]) -> None:
+            self._plans -= 1
+            self._finished(peer, head, message.epoch, result)
+
+        self._compute.submit(partial(self._steps.execute, message, self._wanted(message.epoch)), done)
+
+    @on(Transfer, roles=SCHEDULER)
+    def transfer(self, peer: Peer, message: Transfer, head: Head) -> None:
+        """Queues copies; Transferred follows. Beyond the bound none of them holds."""
+        if message.epoch != self._epoch:
+            self.dropped("older_epoch", f"transfer {message.seq} of epoch {message.epoch}, now {self._epoch}")
+            return
+        if self._transfers_queued >= MAX_TRANSFERS:
+            self.dropped("too_many_transfers", f"transfer {message.seq}")
+            n = len(message.copies)
+            none = Transferred(
+                epoch=message.epoch, seq=message.seq, checksums=pack_u64([0] * n), ok=bytes(n), seconds=0.0
+            )
+            self._send(peer, head, none)
+            return
+        self._transfers_queued += 1
+
+        def done(result: outcome.Outcome[Transferred | None]) -> None:
+            self._transfers_queued -= 1
+            self._finished(peer, head, message.epoch, result)
+
+        self._copy.submit(partial(self._transfers.execute, message, self._wanted(message.epoch)), done)
+
+    def _finished(self, peer: Peer, head: Head, epoch: int, result: outcome.Outcome[Any]) -> None:
+        message = result.unwrap()
+        if message is not None and epoch == self._epoch:
+            self._send(peer, head, message)
+
+    def _send(self, peer: Peer, head: Head, message: Message) -> None:
+        """Answers a request as its reply, a push as a push."""
+        try:
+            peer.send(message, re=head.rid)
+        except (PeerGone, PeerSlow) as error:
+            self.dropped("unanswered", str(error))
+
+    # --- status
+
+    def snapshot(self) -> dict[str, Any]:
+        """Model, loading progress, pool, steps, copies."""
+        what, share = self._loading
+        data: dict[str, Any] = {"loading": what, "loaded": round(share, 3), "epoch": self._epoch, "plans": self._plans}
+        if self._runner is None or not self.ready:
+            return data
+        ready = self._runner.ready
+        return data | {
+            "model": ready.model,
+            "architecture": ready.architecture,
+            "backend": ready.backend,
+            "numerics": ready.numerics,
+            "max_context": ready.max_context,
+            "block_tokens": ready.kv.block_tokens,
+            "kv_dtype": ready.kv.kv_dtype,
+            "pool": asdict(self._pool.statistics()),
+            "steps": asdict(self._steps.statistics()),
+            "transfers": asdict(self._transfers.statistics()),
+            "limits": ready.limits,
+        }

@@ -1,0 +1,123 @@
+"""One plan to one result: check the rows, run the model, draw the tokens. Runs in the compute lane.
+
+A row that is wrong, or that the model can't serve, ends its own request; the other rows go on. Only an exception that
+nobody foresaw costs every row of its plan, and even then the worker serves the next one.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from services.worker.page_store import PageStore
+from services.worker.rows import BadRow, Span, checked
+from services.worker.runner import RowOutput, Runner
+from services.worker.sampler import logprob_of, sample
+from shared.config import ConfigError
+from shared.faults import Faults
+from shared.messages.base import pack_u32
+from shared.messages.engine import Plan, Result, Row, RowResult
+from shared.messages.front import TokenLogprob
+
+
+@dataclass(frozen=True)
+class StepStatistics:
+    """Totals since start: steps, tokens fed, tokens drawn, rows that ended in an error, seconds in steps."""
+
+    steps: int
+    tokens: int
+    drawn: int
+    errors: int
+    seconds: float
+
+
+class Steps:
+    """Executes plans. `execute` belongs to the compute thread; the counters may be read from any."""
+
+    def __init__(self, runner: Runner, pool: PageStore, faults: Faults) -> None:
+        self._runner = runner
+        self._pool = pool
+        self._faults = faults
+        self._fixed = parse_fixed_ids(faults.config.fixed_ids, runner.ready.vocab)
+        self._log = structlog.get_logger(part="steps")
+        self._steps = self._tokens = self._drawn = self._errors = 0
+        self._seconds = 0.0
+
+    def execute(self, plan: Plan, wanted: Callable[[], bool]) -> Result | None:
+        """The plan's outcome, or None when it was no longer `wanted()` before it began. Never raises."""
+        if not wanted():
+            return None
+        started = time.perf_counter()
+        try:
+            rows = self._rows(plan)
+        except Exception as error:
+            self._log.error("step_failed", epoch=plan.epoch, seq=plan.seq, rows=len(plan.rows), exc_info=error)
+            reason = f"the step failed: {type(error).__name__}: {error}"
+            rows = [RowResult(key=row.key, error=reason) for row in plan.rows]
+        seconds = time.perf_counter() - started
+        self._steps += 1
+        self._seconds += seconds
+        self._drawn += sum(row.token >= 0 for row in rows)
+        self._errors += sum(row.error is not None for row in rows)
+        return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=seconds)
+
+    def _rows(self, plan: Plan) -> list[RowResult]:
+        spans: list[Span | BadRow] = []
+        for row in plan.rows:
+            try:
+                spans.append(checked(row, self._runner.ready))
+            except BadRow as error:
+                spans.append(error)
+        good = [row for row, span in zip(plan.rows, spans, strict=True) if isinstance(span, Span)]
+        outputs = iter(self._runner.step(good, self._pool).rows if good else ())
+        self._faults.at("worker_in_step")
+        results: list[RowResult] = []
+        for row, span in zip(plan.rows, spans, strict=True):
+            if isinstance(span, BadRow):
+                results.append(RowResult(key=row.key, error=f"the plan's row is wrong: {span}"))
+            else:
+                self._tokens += len(span.ids)
+                results.append(self._result(row, span.end, next(outputs)))
+        return results
+
+    def _result(self, row: Row, position: int, output: RowOutput) -> RowResult:
+        """`position`: absolute position of the token that the row draws."""
+        if output.error is not None or row.sample is None:
+            return RowResult(key=row.key, error=output.error)
+        token, logprob, error = -1, None, None
+        if output.logits is not None:
+            drawn = sample(output.logits, row.sample, position)
+            token, logprob, error = drawn.token, drawn.logprob, drawn.error
+        elif output.token is not None:
+            token = output.token
+            logprob = certain(token) if row.sample.logprobs >= 0 else None
+        else:
+            error = "the model gave neither logits nor a token"
+        if error is None and row.drawn < len(self._fixed):
+            token = self._fixed[row.drawn]
+            if logprob is not None:
+                real = output.logits
+                logprob = certain(token) if real is None else logprob_of(real, token, row.sample.logprobs)
+        return RowResult(key=row.key, token=token, logprob=logprob, error=error)
+
+    def statistics(self) -> StepStatistics:
+        """Totals, for status."""
+        return StepStatistics(self._steps, self._tokens, self._drawn, self._errors, self._seconds)
+
+
+def certain(token: int) -> TokenLogprob:
+    """The log-probability of a token that the model itself fixed: probability 1, no alternative."""
+    return TokenLogprob(chosen=0.0, top_ids=pack_u32([token]), top=(0.0,))
+
+
+def parse_fixed_ids(text: str, vocab: int) -> tuple[int, ...]:
+    """The fault hook's "1,2,3" -> ids; () for none. ConfigError for anything else or an id outside `vocab`."""
+    try:
+        ids = tuple(int(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise ConfigError(f"faults.fixed_ids {text!r} is no comma-separated list of token ids") from None
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise ConfigError(f"faults.fixed_ids names token {token}; the vocabulary has {vocab}")
+    return ids

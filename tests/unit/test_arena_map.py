@@ -1,0 +1,100 @@
+"""The arena as the worker sees it: only our own regular file, never beyond its end."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.worker.arena_map import ArenaMap, Arenas, ArenaUnusable
+
+SIZE = 64 * 1024
+
+
+def make(path: Path, byte: int = 1, size: int = SIZE) -> str:
+    path.write_bytes(bytes([byte]) * size)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_payload_is_the_file_itself_in_both_directions(tmp_path: Path) -> None:
+    path = make(tmp_path / "arena")
+    arena = ArenaMap(path, "k")
+    payload = arena.payload(4096, 100)
+    assert (payload == 1).all()
+    payload[:] = 5
+    assert Path(path).read_bytes()[4095:4197] == b"\x01" + b"\x05" * 100 + b"\x01"
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 8), (SIZE - 7, 8), (SIZE, 1), (1 << 63, 8)])
+def test_an_offset_outside_the_file_is_refused(tmp_path: Path, offset: int, nbytes: int) -> None:
+    arena = ArenaMap(make(tmp_path / "arena"), "k")
+    assert len(arena.payload(SIZE - 8, 8)) == 8
+    with pytest.raises(ArenaUnusable, match=f"outside the arena of {SIZE}"):
+        arena.payload(offset, nbytes)
+
+
+def test_what_is_no_regular_file_of_ours_is_refused(tmp_path: Path) -> None:
+    path = make(tmp_path / "arena")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(ArenaUnusable):
+        ArenaMap(str(link), "k")
+    with pytest.raises(ArenaUnusable):
+        ArenaMap(str(tmp_path / "absent"), "k")
+    with pytest.raises(ArenaUnusable):
+        ArenaMap(str(tmp_path), "k")
+    with pytest.raises(ArenaUnusable):
+        ArenaMap("nul\0byte", "k")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(ArenaUnusable, match="no regular file"):
+        ArenaMap(str(tmp_path / "fifo"), "k")
+    with pytest.raises(ArenaUnusable, match="is empty"):
+        ArenaMap(make(tmp_path / "empty", size=0), "k")
+    Path(path).chmod(0o666)
+    with pytest.raises(ArenaUnusable, match="writable by others"):
+        ArenaMap(path, "k")
+
+
+def test_a_file_of_another_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "arena")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ArenaUnusable, match="belongs to uid"):
+        ArenaMap(path, "k")
+
+
+def test_another_key_maps_the_new_file_and_old_views_stay_readable(tmp_path: Path) -> None:
+    path = make(tmp_path / "arena", 1)
+    arenas = Arenas()
+    old = arenas.open(path, "first").payload(0, SIZE)
+    assert arenas.open(path, "first").payload(0, 1)[0] == 1
+    assert arenas.statistics().mapped == 1
+    Path(path).unlink()
+    make(tmp_path / "arena", 2, 2 * SIZE)
+    assert arenas.open(path, "first").payload(0, 1)[0] == 1  # same key: still the file that the key names
+    assert arenas.open(path, "second").payload(SIZE, 1)[0] == 2
+    assert arenas.statistics().mapped == 2
+    assert arenas.statistics().nbytes == 2 * SIZE
+    assert (np.asarray(old) == 1).all()  # its mapping lives as long as the view
+
+
+def test_a_key_whose_file_is_gone_is_not_served_by_the_old_mapping(tmp_path: Path) -> None:
+    path = make(tmp_path / "arena")
+    arenas = Arenas()
+    arenas.open(path, "first")
+    Path(path).unlink()
+    with pytest.raises(ArenaUnusable):
+        arenas.open(path, "second")
+    assert arenas.statistics().nbytes == 0
+
+
+def test_a_shrunken_file_is_refused_instead_of_sigbus_and_used_again_once_mended(tmp_path: Path) -> None:
+    path = make(tmp_path / "arena")
+    arenas = Arenas()
+    arenas.open(path, "k")
+    os.truncate(path, 4096)
+    with pytest.raises(ArenaUnusable, match=f"shrank from {SIZE} to 4096"):
+        arenas.open(path, "k")
+    assert arenas.open(path, "k").nbytes == 4096
+    with pytest.raises(ArenaUnusable):
+        arenas.open(path, "k").payload(8192, 8)
