@@ -57,8 +57,9 @@ class Attention:
     def chunk(self, q: torch.Tensor, kv: PagedKV, layer: int, span: Span, scale: float) -> torch.Tensor:
         """A span's tokens over its sequence: [count, heads, dim] -> [count, heads, dim]."""
         blocks = blocks_needed(span, kv.layout.block_tokens)
-        k = self._gather("k", kv.k(layer), blocks).permute(1, 0, 3, 2).flatten(1, 2)[:, : span.end]
-        v = self._gather("v", kv.v(layer), blocks).permute(1, 0, 2, 3).flatten(1, 2)[:, : span.end]
+        # contiguous() first: flash reads rows of a head, and of a single block flatten() alone would be a view.
+        k = self._gather("k", kv.k(layer), blocks).permute(1, 0, 3, 2).contiguous().flatten(1, 2)[:, : span.end]
+        v = self._gather("v", kv.v(layer), blocks).permute(1, 0, 2, 3).contiguous().flatten(1, 2)[:, : span.end]
         kv_heads, _, dim = k.shape
         q = q.transpose(0, 1).contiguous()  # [heads, count, dim]; heads of one KV head are neighbours
         per_kv = q.shape[0] // kv_heads

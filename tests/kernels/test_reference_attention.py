@@ -1,0 +1,130 @@
+"""Paged attention over ragged, scattered, NaN-poisoned pools against float64; and what write_kv stores."""
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kernels.reference import step as reference_step
+from kernels.reference.backend import Reference
+from kernels.rope import RopeTables, rope_tables
+from shared.kv import KVLayout
+from tests.kernels import oracle
+
+TOLERANCE = 1e-5
+"""Against float64 over the KV as stored: the pool's rounding is in both."""
+
+
+def tables(dim: int) -> RopeTables:
+    return rope_tables(torch.ones(dim // 2, dtype=torch.float64).numpy(), 512)
+
+
+def check_step(layout: KVLayout, per_kv: int, shapes: list[tuple[int, int]], seed: int, layer: int = 0) -> None:
+    """One ragged step: `shapes` are (tokens in the pool, tokens fed); everything is compared with float64."""
+    backend = Reference(threads=1)
+    needed = sum(-(-(start + count) // layout.block_tokens) + 1 for start, count in shapes)
+    pool = oracle.PoisonedPool(layout, needed + 3, seed)
+    sequences = [pool.sequence(start, start + count, layer) for start, count in shapes]
+    batch = oracle.batch_of([(s, c, table) for (s, c), (table, _, _) in zip(shapes, sequences, strict=True)])
+    step = backend.begin(batch, pool.kv, tables(layout.head_dim_k))
+    tokens = len(batch.ids)
+    q = pool.randn(tokens, layout.kv_heads * per_kv, layout.head_dim_k)
+    k = pool.randn(tokens, layout.kv_heads, layout.head_dim_k)
+    v = pool.randn(tokens, layout.kv_heads, layout.head_dim_v)
+    backend.write_kv(k, v, layer, step)
+    out = backend.attention(q, layer, step, layout.head_dim_k**-0.5)
+    assert out.shape == (tokens, layout.kv_heads * per_kv * layout.head_dim_k)
+    assert torch.equal(step.health, torch.zeros(tokens))
+    for span, (_, old_k, old_v) in zip(batch.spans, sequences, strict=True):
+        mine = slice(span.first, span.first + span.count)
+        all_k = torch.cat((old_k, k[mine].to(pool.kv.dtype)))
+        all_v = torch.cat((old_v, v[mine].to(pool.kv.dtype)))
+        expected = oracle.attention(q[mine], all_k, all_v, span.start, layout.head_dim_k**-0.5)
+        torch.testing.assert_close(out[mine].double(), expected.flatten(1), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+LAYOUTS = st.builds(
+    KVLayout,
+    layers=st.just(2),
+    kv_heads=st.sampled_from([1, 3]),
+    head_dim_k=st.just(8),
+    head_dim_v=st.just(8),
+    dtype=st.sampled_from(["fp32", "fp16", "bf16"]),
+    block_tokens=st.sampled_from([4, 16]),
+)
+SHAPES = st.lists(
+    st.tuples(st.integers(0, 40), st.one_of(st.just(1), st.integers(1, 20))),
+    min_size=1,
+    max_size=5,
+)
+F32 = KVLayout(2, 2, 8, 8, "fp32", 16)
+
+
+@given(LAYOUTS, st.sampled_from([1, 3]), SHAPES, st.integers(0, 9), st.integers(0, 1))
+@example(F32, 3, [(5, 11)], 0, 0)  # one block: its [token, dim] view is not what flash wants to read
+@example(F32, 3, [(15, 1), (16, 1), (0, 1), (31, 1)], 0, 1)
+@example(F32, 1, [(16, 16), (0, 32), (32, 2)], 0, 0)
+def test_w32_ragged_steps_over_scattered_blocks_equal_float64(
+    layout: KVLayout, per_kv: int, shapes: list[tuple[int, int]], seed: int, layer: int
+) -> None:
+    check_step(layout, per_kv, shapes, seed, layer)
+
+
+def test_groups_of_decodes_are_cut_at_a_bound_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_step, "GROUP_TOKENS", 64)
+    shapes = [(n, 1) for n in (40, 30, 5, 100, 63, 0, 0, 17)]
+    spans = oracle.batch_of([(s, c, torch.arange(9)) for s, c in shapes]).spans
+    groups = reference_step.decode_groups(spans, 16)
+    assert [group.tokens.tolist() for group in groups] == [[0], [1, 2], [3], [4], [5, 6, 7]]
+    check_step(F32, 3, shapes, seed=4)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_real_head_sizes_and_long_prefixes(head_dim: int) -> None:
+    check_step(KVLayout(1, 2, head_dim, head_dim, "fp32", 32), 3, [(300, 1), (257, 40), (0, 130)], seed=1)
+
+
+def test_scores_of_any_size_do_not_overflow() -> None:
+    backend = Reference(threads=1)
+    pool = oracle.PoisonedPool(F32, 8, seed=2)
+    table, old_k, old_v = pool.sequence(20, 24)
+    step = backend.begin(oracle.batch_of([(20, 1, table)]), pool.kv, tables(8))
+    q, k, v = pool.randn(1, 4, 8) * 1e4, pool.randn(1, 2, 8) * 1e4, pool.randn(1, 2, 8)
+    backend.write_kv(k, v, 0, step)
+    out = backend.attention(q, 0, step, 1.0)
+    expected = oracle.attention(q, torch.cat((old_k, k)), torch.cat((old_v, v)), 20, 1.0)
+    torch.testing.assert_close(out.double(), expected.flatten(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_kv_is_rounded_once_to_nearest_and_nothing_else_is_touched(dtype: str) -> None:
+    layout = KVLayout(2, 2, 8, 8, dtype, 16)
+    backend = Reference(threads=1)
+    pool = oracle.PoisonedPool(layout, 6, seed=3)
+    table, _, _ = pool.sequence(0, 20)
+    step = backend.begin(oracle.batch_of([(14, 4, table)]), pool.kv, tables(8))
+    k, v = pool.randn(4, 2, 8), pool.randn(4, 2, 8)
+    backend.write_kv(k, v, 1, step)
+    for token, position in enumerate(range(14, 18)):
+        block, slot = int(table[position // 16]), position % 16
+        assert torch.equal(pool.kv.k(1)[block, :, :, slot], k[token].to(pool.kv.dtype))
+        assert torch.equal(pool.kv.v(1)[block, :, slot], v[token].to(pool.kv.dtype))
+    written = 4 * layout.kv_heads * 16
+    flat = torch.frombuffer(pool.memory, dtype=pool.kv.dtype)
+    assert int(flat.isnan().logical_not().sum()) == written
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e6])
+@pytest.mark.parametrize("where", ["k", "v"])
+def test_only_the_token_whose_kv_is_not_finite_is_unhealthy(bad: float, where: str) -> None:
+    layout = KVLayout(1, 2, 8, 8, "fp16", 16)
+    backend = Reference(threads=1)
+    pool = oracle.PoisonedPool(layout, 6, seed=3)
+    rows = [(0, 2, pool.sequence(0, 2)[0]), (3, 1, pool.sequence(3, 4)[0])]
+    step = backend.begin(oracle.batch_of(rows), pool.kv, tables(8))
+    values = {"k": pool.randn(3, 2, 8), "v": pool.randn(3, 2, 8)}
+    values[where][1, 1, 5] = bad  # 1e6 is finite, and beyond fp16
+    backend.write_kv(values["k"], values["v"], 0, step)
+    assert step.health.isfinite().tolist() == [True, False, True]
+    others = backend.attention(pool.randn(3, 4, 8), 0, step, 1.0)[2]
+    assert bool(others.isfinite().all())
