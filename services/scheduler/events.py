@@ -76,7 +76,8 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Tell:
     """Tell the store; no answer is awaited. Dropped without harm when the store is away (a new store forgets
-    the leases, and asks for the grants in OpenEngine)."""
+    the leases, and asks for the grants in OpenEngine).
+    """
 
     message: Abandon | Release
 
@@ -120,7 +121,8 @@ class Events(Protocol):
 
     def stop_at(self, now: float, stop: StopAt) -> None:
         """A stop string is complete: the output is cut to `at` tokens and ends with `stop`. Idempotent; ignored for
-        a request that is over or unknown."""
+        a request that is over or unknown.
+        """
 
     def progress(self, id: str, start: int) -> Progress | None:
         """Output from token `start` on, with `opening` when `start` is 0 and `finish` when it is over.
@@ -197,10 +199,14 @@ class Events(Protocol):
 
     def clear(self, now: float, root: bytes | None = None) -> int:
         """Forgets cached blocks (of one root, or all) -> how many device blocks. Running requests go on with
-        theirs and no longer insert. Send Clear to the store afterwards and report its answer by `cleared`."""
+        theirs and no longer insert. Send Clear to the store afterwards and report its answer by `cleared`.
+        """
 
-    def cleared(self, now: float, epoch: int) -> None:
-        """The store's new clear epoch; saves and loads of older ones are refused from now on."""
+    def cleared(self, now: float, epoch: int | None) -> None:
+        """The store's new clear epoch; saves and loads of older ones are refused from now on.
+
+        None when the store could not be asked. Until one of the two is told, nothing is looked up.
+        """
 
     # --- out
 

@@ -1,0 +1,55 @@
+"""One ragged batch a step: a token for each decode first, prefill chunks with what is left of the budget."""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from services.scheduler.request import Request
+from shared.messages.engine import Row
+
+
+@dataclass
+class Batch:
+    """Rows of the next step, and the tokens that it may still take.
+
+    Prefill goes on in order of age, each request with all that is left, so that in general a single one is left
+    partial. When the budget holds fewer tokens than there are decodes, those that waited longest come first.
+    """
+
+    budget: int
+    slices: dict[int, tuple[Request, int]] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Tokens still free."""
+        return self.budget - sum(count for _, count in self.slices.values())
+
+    def add(self, request: Request) -> None:
+        """Gives it as many of its pending tokens as there is room for; none when the step is full."""
+        count = min(request.pending, self.left)
+        if count > 0:
+            self.slices[request.key] = (request, count)
+
+    def rows(self, block_tokens: int) -> tuple[Row, ...]:
+        """The plan's rows."""
+        return tuple(_row(request, count, block_tokens) for request, count in self.slices.values())
+
+
+def decodes_first(running: Iterable[Request]) -> list[Request]:
+    """Those who can go on: decodes, longest waiting first, then prefills, oldest first."""
+    ready = [request for request in running if request.load is None]
+    return sorted(ready, key=lambda r: (False, r.last_step, r.key) if r.pending == 1 else (True, 0, r.key))
+
+
+def _row(request: Request, count: int, block_tokens: int) -> Row:
+    assert request.seq is not None
+    start, end = request.computed, request.computed + count
+    table = request.seq.blocks[: -(-end // block_tokens)]
+    return Row(
+        key=request.key,
+        start=start,
+        ids=request.tokens[start:end].tobytes(),
+        blocks=array("I", table).tobytes(),
+        sample=request.accept.sample if end == len(request.tokens) else None,
+        drawn=request.output_tokens,
+    )

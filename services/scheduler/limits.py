@@ -1,0 +1,42 @@
+"""What can never be served is refused at once, with both numbers; and how far a request may go."""
+
+from services.scheduler.request import Request
+from shared.messages.engine import KVFacts
+from shared.messages.front import RejectCode
+
+Refusal = tuple[RejectCode, str, dict[str, float]]
+
+
+def malformed(request: Request, seconds: float | None) -> Refusal | None:
+    """What is wrong with a request whatever the worker; `seconds`: its deadline."""
+    if not request.prompt_tokens:
+        return "bad_request", "the prompt has no token; at least 1 is needed", {"prompt_tokens": 0}
+    wanted = request.accept.max_tokens
+    if wanted < 1:
+        return "bad_request", f"max_tokens is {wanted}; at least 1 is needed", {"max_tokens": wanted}
+    if seconds is not None and not seconds > 0:
+        return "deadline", f"the deadline is {seconds:g} s after acceptance; it has passed", {"deadline_s": seconds}
+    return None
+
+
+def hopeless(request: Request, facts: KVFacts, max_context: int) -> Refusal | None:
+    """Whether the prompt and one token can't ever fit the context, or the prompt the pool (S01)."""
+    prompt, pool = request.prompt_tokens, facts.blocks * facts.block_tokens
+    if prompt + 1 > max_context:
+        text = f"prompt is {prompt:,} tokens; the model's context is {max_context:,}, one of them for the answer"
+        advice = f"shorten by {prompt + 1 - max_context:,} or start with a longer context"
+        return "context_too_long", f"{text}; {advice}", {"prompt_tokens": prompt, "max_context": max_context}
+    if prompt > pool:
+        text = f"prompt is {prompt:,} tokens; the KV pool holds {pool:,} ({facts.blocks:,} blocks)"
+        advice = f"shorten by {prompt - pool:,} or start with a larger pool"
+        return "never_fits", f"{text}; {advice}", {"prompt_tokens": prompt, "pool_tokens": pool}
+    return None
+
+
+def token_limit(request: Request, facts: KVFacts, max_context: int) -> int:
+    """Prompt and output tokens at which it ends: as asked for, or what context and pool can hold (A10).
+
+    The last token needs no KV, so a pool of n tokens serves n + 1.
+    """
+    pool = facts.blocks * facts.block_tokens + 1
+    return min(request.prompt_tokens + request.accept.max_tokens, max_context, pool)

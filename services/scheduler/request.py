@@ -1,0 +1,172 @@
+"""One request: what was asked, what came out so far, and where it stands.
+
+            submit                admit                    (forced or for room)
+    ───────────────► WAITING ──────────────► RUNNING ── retract ──► WAITING (resumed, at the front)
+                        │ lookup at the store   │ load, prefill, decode
+                        └────── end ◄───────────┘        ended requests stay for `result_ttl_s`
+
+It has blocks (`seq`) exactly while it runs, and while a step that it ended in is still out (`leaving`).
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from services.scheduler.kv.sequence import Sequence
+from services.scheduler.records import Accept, Admit
+from shared.messages.base import pack_u32, unpack_u32
+from shared.messages.engine import Opening, Progress
+from shared.messages.front import Finish, FinishReason, Timing, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from services.scheduler.loading import Load
+
+PROMPT_TAIL = 16
+"""Prompt tokens that the detokenizer gets to begin its text with."""
+
+
+@dataclass(eq=False)
+class Request:
+    """`tokens`: prompt and output. `limit`: their largest number, in the context and pool of the present worker.
+
+    While running, `computed` tokens have their KV in the blocks of `seq`, and `in_flight` more are in the
+    outstanding plan. `cached`: prompt tokens by tier, fixed when the request was first scheduled.
+    """
+
+    accept: Accept
+    tokens: "array[int]"
+    prompt_tokens: int
+    logprobs: list[TokenLogprob] | None
+    stop_ids: frozenset[int]
+    limit: int = 0
+    root: bytes = b""
+
+    seq: Sequence | None = None
+    computed: int = 0
+    in_flight: int = 0
+    last_step: int = 0
+    """Number of the last step that it was part of."""
+    load: "Load | None" = None
+    lookups: int = 0
+    """Lookups since it last began to wait."""
+    bypassed: int = 0
+    """Younger requests that were admitted past this one since it began to wait."""
+    fresh: tuple[int, int] = (0, 0)
+    """(output tokens, cached blocks) at the last admission: retraction by force needs progress since."""
+    names: list[bytes] = field(default_factory=list)
+    """Identities of its leading full blocks, as far as they were needed."""
+    from_tier: tuple[int, int, int] = (0, 0, 0)
+    """Tokens from device, host and disk at the present admission."""
+    sharing: bool = False
+    """Whether it was ever made to wait for another's prefix; for the counter."""
+
+    admit: Admit | None = None
+    admit_journaled: bool = False
+    first_token_at: float = 0.0
+    finish: Finish | None = None
+    ended_at: float = 0.0
+
+    @classmethod
+    def of(cls, accept: Accept) -> "Request":
+        """A request as it is journaled, with no output yet."""
+        tokens = unpack_u32(accept.ids)
+        return cls(
+            accept=accept,
+            tokens=tokens,
+            prompt_tokens=len(tokens),
+            logprobs=[] if accept.sample.logprobs >= 0 else None,
+            stop_ids=frozenset(accept.stop_ids),
+        )
+
+    @property
+    def key(self) -> int:
+        """Its number in the journal; a smaller one was accepted earlier."""
+        return self.accept.key
+
+    @property
+    def id(self) -> str:
+        """Chosen by the client."""
+        return self.accept.id
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it has run before: such a one waits at the front."""
+        return self.admit is not None
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose KV is not computed yet; the last of them yields the next token."""
+        return len(self.tokens) - self.computed
+
+    def add(self, now: float, token: int, logprob: TokenLogprob | None) -> None:
+        """One more output token."""
+        if not self.output_tokens:
+            self.first_token_at = now
+        self.tokens.append(token)
+        if self.logprobs is not None:
+            self.logprobs.append(logprob or TokenLogprob(0.0, b"", ()))
+
+    def natural_end(self) -> FinishReason | None:
+        """Why the output ends with its last token, or None when it goes on."""
+        if self.output_tokens and self.tokens[-1] in self.stop_ids:
+            return "stop"
+        if self.output_tokens >= self.accept.max_tokens or (self.output_tokens and len(self.tokens) >= self.limit > 0):
+            return "length"
+        return None
+
+    def cut(self, output_tokens: int) -> None:
+        """Drops output beyond `output_tokens`, and its logprobs with it (W26)."""
+        del self.tokens[self.prompt_tokens + output_tokens :]
+        if self.logprobs is not None:
+            del self.logprobs[output_tokens:]
+
+    def end(self, now: float, reason: FinishReason, error: tuple[str, str] | None = None) -> Finish:
+        """Closes the account; the caller takes it out of queues and pool."""
+        begun, born = self.admit, self.accept.at
+        device, host, disk = (begun.device, begun.host, begun.disk) if begun else (0, 0, 0)
+        self.finish = Finish(
+            reason=reason,
+            usage=Usage(
+                prompt_tokens=self.prompt_tokens,
+                completion_tokens=self.output_tokens,
+                cached_tokens=device + host + disk,
+                cached_by_tier={"device": device, "host": host, "disk": disk},
+            ),
+            timing=Timing(
+                queued_s=max(0.0, (begun.at if begun else now) - born),
+                ttft_s=max(0.0, self.first_token_at - born) if self.output_tokens else 0.0,
+                total_s=max(0.0, now - born),
+            ),
+            error=error,
+        )
+        self.ended_at = now
+        return self.finish
+
+    def progress(self, start: int) -> Progress:
+        """Output from token `start` on, as the detokenizer is told."""
+        start = min(max(start, 0), self.output_tokens)
+        return Progress(
+            id=self.id,
+            start=start,
+            ids=self.tokens[self.prompt_tokens + start :].tobytes(),
+            opening=self._opening() if start == 0 else None,
+            logprobs=tuple(self.logprobs[start:]) if self.logprobs is not None else None,
+            finish=self.finish,
+        )
+
+    def _opening(self) -> Opening:
+        accept = self.accept
+        return Opening(
+            principal=accept.principal,
+            prompt_tokens=self.prompt_tokens,
+            stop=accept.stop,
+            stop_ids=accept.stop_ids,
+            logprobs=accept.sample.logprobs >= 0,
+            detached=accept.detached,
+            prompt_tail=pack_u32(self.tokens[max(0, self.prompt_tokens - PROMPT_TAIL) : self.prompt_tokens]),
+        )

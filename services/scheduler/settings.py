@@ -1,0 +1,59 @@
+"""What the engine may be told: limits, policy, waits."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from shared.config import Config
+
+Policy = Literal["fcfs", "lpm"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of the engine; the first group comes from perdure.toml, the second is fixed by design.
+
+    `max_bypass`: a waiting request that so many younger ones overtook is served before any other. `scan`: how many
+    waiting requests one step looks at. `max_loads`: requests that wait on the store at the same time. `store_s`:
+    patience with Reserve and Commit, which hold nobody up. `save_batch`: blocks a Reserve. `max_saving`: blocks
+    between Reserve and Commit, a bound on what a slow store can pin.
+    """
+
+    policy: Policy = "fcfs"
+    step_tokens: int = 512
+    max_running: int = 64
+    max_waiting: int = 4096
+    result_ttl_s: float = 600.0
+    lookup_s: float = 0.05
+    load_s: float = 5.0
+    prefix_cache: bool = True
+    retract_every: int = 0
+
+    max_bypass: int = 32
+    scan: int = 64
+    max_loads: int = 16
+    store_s: float = 5.0
+    save_batch: int = 64
+    max_saving: int = 256
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise ValueError(f"scheduler.policy is {self.policy!r}; known are {', '.join(get_args(Policy))}")
+        for name in ("step_tokens", "max_running", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"scheduler.{name} is {getattr(self, name)}; at least 1 is needed")
+
+    @classmethod
+    def of(cls, config: Config) -> "Settings":
+        """Those of a configuration; ValueError names a key with a wrong value."""
+        options = config.scheduler
+        return cls(
+            policy=options.policy,  # type: ignore[arg-type]  # checked above
+            step_tokens=options.step_tokens,
+            max_running=options.max_running,
+            max_waiting=options.max_waiting,
+            result_ttl_s=options.result_ttl_s,
+            lookup_s=options.lookup_s,
+            load_s=options.load_s,
+            prefix_cache=config.kv.prefix_cache,
+            retract_every=config.faults.retract_every,
+        )
