@@ -186,6 +186,22 @@ class KVManager:
         """Whether `block` is cached and the store was last known to hold it: a hint, never a promise."""
         return block in self._tree.saved
 
+    def holds(self, block: int, block_identity: bytes) -> bool:
+        """Whether `block` is cached and still is the block of that identity."""
+        return self._tree.holds(block) and self._tree.identity(block) == block_identity
+
+    def all_unsaved(self) -> list[tuple[bytes, CachedBlock]]:
+        """(root, block) of everything cached that the store is not known to hold, parents before their children."""
+        return [
+            (root, CachedBlock(index, block, name, parent))
+            for root, index, block, name, parent in self._tree.walk()
+            if block not in self._tree.saved
+        ]
+
+    def forget_saved(self) -> None:
+        """Takes every saved hint back: the store lost what it held."""
+        self._tree.saved.clear()
+
     # --- the whole ----------------------------------------------------------------------------------------------
 
     def clear(self, root: bytes | None = None) -> int:

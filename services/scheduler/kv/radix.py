@@ -9,7 +9,7 @@ A cleared namespace's root is dead: what nothing rests on goes at once, the rest
 request finds it any more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.scheduler.kv.eviction import EvictionQueue
@@ -95,6 +95,16 @@ class RadixTree:
             node = self._split(inside, len(blocks) - inside.start)
         self._touch(node)
         return node, blocks
+
+    def walk(self) -> Iterator[tuple[bytes, int, int, bytes, bytes]]:
+        """(root, index, block, identity, parent identity) of every block that can be found, parents first."""
+        for space in self._spaces.values():
+            for node in reversed(list(below(space))):
+                parent = self._last_identity(node.parent) if node.parent else space.root
+                for index, block in enumerate(node.blocks, node.start):
+                    name = self._identities[block]
+                    yield space.root, index, block, name, parent
+                    parent = name
 
     # --- growing ------------------------------------------------------------------------------------------------
 
