@@ -138,12 +138,18 @@ def resolve_max_tokens(prompt_tokens: int, wanted: int | None, limits: Limits) -
         raise Refusal("bad_request", "prompt is empty and the model has no BOS token; give at least one token")
     room = limits.max_context - prompt_tokens
     if room < 1:
-        reason = (
-            f"prompt is {prompt_tokens:,} tokens; the model's context is {limits.max_context:,}, and one token of it "
-            f"is for the answer; shorten by {1 - room:,} or start with a longer context"
-        )
-        raise Refusal("context_too_long", reason, {"prompt_tokens": prompt_tokens, "max_context": limits.max_context})
+        raise too_long(prompt_tokens, limits.max_context)
     return room if wanted is None else min(wanted, room)
+
+
+def too_long(prompt_tokens: int, max_context: int, *, at_least: bool = False) -> Refusal:
+    """The refusal of a prompt that leaves no room for one token of answer."""
+    some = "at least " if at_least else ""
+    reason = (
+        f"prompt is {some}{prompt_tokens:,} tokens; the model's context is {max_context:,}, and one token of it is "
+        f"for the answer; shorten by {some}{prompt_tokens + 1 - max_context:,} or start with a longer context"
+    )
+    return Refusal("context_too_long", reason, {"prompt_tokens": prompt_tokens, "max_context": max_context})
 
 
 def digest(request: Generate) -> bytes:

@@ -24,6 +24,9 @@ RejectCode = Literal[
 ]
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
+AWAY_S = "away_s"
+"""In `Rejected.numbers` of an `overloaded`: a service is away, and the client should send the same request again."""
+
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sampling options of one request; `None` means the model's own default.

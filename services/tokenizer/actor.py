@@ -1,0 +1,150 @@
+"""The tokenizer's shell: Generate -> validate -> encode -> Submit -> Accepted or Rejected.
+
+It keeps nothing: a client that hears nothing sends the same Generate again, and id and digest make it the same
+request. When the scheduler dies between Submit and Journaled, the Submit goes to its next incarnation.
+"""
+
+import time
+from typing import Any, ClassVar
+
+import trio
+
+from services.tokenizer.encode import Encoder
+from services.tokenizer.submission import submission
+from services.tokenizer.validate import Limits, Refusal, check, digest, resolve_max_tokens
+from shared.actor import Actor, Reject, on
+from shared.config import Config
+from shared.messages import Head
+from shared.messages.engine import CancelRequest, Journaled, Submit
+from shared.messages.front import AWAY_S, Accepted, Cancel, Cancelled, Generate, Rejected
+from shared.model.spec import open_model
+from shared.paths import Places
+from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow
+
+MAX_IN_WORK = 4096
+"""Requests between Generate and its answer; more are `overloaded`."""
+MAX_BYTES_IN_WORK = 256 << 20
+INLINE_BYTES = 2048
+"""Inputs up to this size are encoded on the loop (about a millisecond): a thread costs more."""
+MARGIN_S = 0.1
+"""Answers are sent this long before the asker's deadline, so that it learns why instead of nothing."""
+CLIENTS = frozenset({"client", "gateway"})
+
+
+class Tokenizer(Actor):
+    """The front door."""
+
+    role_name: ClassVar[str] = "tokenizer"
+    accepts: ClassVar[frozenset[str]] = CLIENTS
+
+    def __init__(self, places: Places, config: Config, *, incarnation: int) -> None:
+        super().__init__(places, config, incarnation=incarnation)
+        self._scheduler = self.dial("scheduler")
+        self._threads = trio.CapacityLimiter(2)  # encoders; more would only fight over this machine's cores
+        self._encoder: Encoder
+        self._limits: Limits
+        self._in_work = 0
+        self._less_work = trio.Event()
+        self._bytes_in_work = 0
+        self._counts = {"accepted": 0, "rejected": 0}
+
+    async def start(self) -> None:
+        """Reads the vocabulary and the chat template."""
+        source = open_model(self.config.model.source, self.places.models(self.config.model.dir))
+        spec, wanted = source.spec, self.config.model.max_context
+        context = min(wanted, spec.max_context) if wanted else spec.max_context
+        self._limits = limits = Limits(vocab=spec.vocab, max_context=context)
+        self._encoder = await trio.to_thread.run_sync(lambda: Encoder(spec, source.tokenizer(), limits))
+
+    def snapshot(self) -> dict[str, Any]:
+        """`in_work`, `bytes_in_work` now; `accepted`, `rejected` since the start; model and limits."""
+        limits = self._limits if self.ready else None
+        return self._counts | {
+            "in_work": self._in_work,
+            "bytes_in_work": self._bytes_in_work,
+            "model": self.config.model.source,
+            "max_context": limits.max_context if limits else 0,
+            "body_bytes": limits.body_bytes if limits else 0,
+        }
+
+    @on(Generate, roles=CLIENTS)
+    async def _generate(self, peer: Peer, message: Generate, head: Head) -> Accepted | Rejected:
+        until = (head.deadline or time.monotonic() + self.config.supervise.recovery_timeout_s) - MARGIN_S
+        size = len(message.prompt or "") + len(message.ids or b"")
+        size += sum(len(turn.content) for turn in message.messages or ())
+        answer: Accepted | Rejected
+        try:
+            check(message, self._limits)
+            if self._in_work >= MAX_IN_WORK or self._bytes_in_work + size > MAX_BYTES_IN_WORK:
+                numbers: dict[str, float] = {"in_work": self._in_work, "limit": MAX_IN_WORK}
+                reason = f"{self._in_work:,} requests ({self._bytes_in_work:,} bytes) are being read already; try again"
+                raise Refusal("overloaded", reason, numbers)
+            self._in_work += 1
+            self._bytes_in_work += size
+            try:
+                submit = await self._encoded(message, peer.principal, until, inline=size <= INLINE_BYTES)
+                answer = await self._submitted(submit, until)
+            finally:
+                self._in_work -= 1
+                self._bytes_in_work -= size
+                self._less_work.set()
+                self._less_work = trio.Event()
+        except Refusal as refusal:
+            answer = refusal.rejected(message.id)
+        self._counts["accepted" if isinstance(answer, Accepted) else "rejected"] += 1
+        return answer
+
+    async def _encoded(self, request: Generate, principal: str, until: float, *, inline: bool) -> Submit:
+        def work() -> Submit:
+            if time.monotonic() > until:  # it may have waited long for its thread
+                raise Refusal("deadline", "the deadline passed before the input could be encoded")
+            ids = self._encoder.encode(request)
+            max_tokens = resolve_max_tokens(len(ids) // 4, request.sampling.max_tokens, self._limits)
+            return submission(request, digest(request), principal, ids, max_tokens, self._encoder.spec)
+
+        return work() if inline else await trio.to_thread.run_sync(work, limiter=self._threads)
+
+    async def _submitted(self, submit: Submit, until: float) -> Accepted | Rejected:
+        """Hands the request to the scheduler, to its next incarnation if it dies meanwhile, until the deadline."""
+        self.faults.at("tokenizer_before_submit")
+        while True:
+            with trio.move_on_at(trio.current_time() + until - time.monotonic()):
+                scheduler = await self._scheduler.wait_up()
+                try:
+                    deadline_s = max(until - time.monotonic(), 0.0)
+                    answer: Journaled | Rejected = await scheduler.ask(
+                        submit, (Journaled, Rejected), deadline_s=deadline_s
+                    )
+                except PeerGone:
+                    await trio.sleep(0.02)  # the link makes a new connection
+                    continue
+                except PeerSlow:
+                    raise Refusal("overloaded", "the scheduler does not keep up; try again") from None
+                except DeadlinePassed:
+                    break
+                if isinstance(answer, Rejected):
+                    return answer
+                self.faults.at("tokenizer_after_journaled")
+                return Accepted(id=submit.id, prompt_tokens=answer.prompt_tokens)
+            break
+        away = 0.0 if self._scheduler.peer else time.monotonic() - self._scheduler.down_since
+        what = f"is away since {away:.0f} s" if away else "does not answer"
+        raise Refusal("overloaded", f"the scheduler {what}; send the request again", {AWAY_S: away})
+
+    @on(Cancel, roles=CLIENTS)
+    async def _cancel(self, peer: Peer, message: Cancel, head: Head) -> Cancelled:
+        until = (head.deadline or time.monotonic() + self.config.supervise.recovery_timeout_s) - MARGIN_S
+        request = CancelRequest(id=message.id, principal=peer.principal)
+        with trio.move_on_at(trio.current_time() + until - time.monotonic()):
+            while True:
+                scheduler = await self._scheduler.wait_up()
+                try:
+                    return await scheduler.ask(request, Cancelled, deadline_s=max(until - time.monotonic(), 0.0))
+                except PeerGone:
+                    await trio.sleep(0.02)
+        raise Reject("overloaded", "the scheduler is away; send the cancel again")
+
+    async def drain(self) -> None:
+        """Lets requests that are being read reach the scheduler; the supervisor's grace bounds it."""
+        while self._in_work:
+            await self._less_work.wait()
