@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from services.detokenizer.text import TokenBytes
 from shared.model.bpe import BYTE_CHARS
-from shared.model.spec import BadModel
+from shared.model.errors import BadModel
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
