@@ -70,6 +70,9 @@ class FileIO:
         finally:
             os.close(fd)
 
+    def mark(self, what: str) -> None:
+        """Comes right before a step whose IO a library does by itself: a transaction, its sync."""
+
     def free_bytes(self, path: Path) -> tuple[int, int]:
         """(bytes that we may still use, bytes in all) of the file system."""
         facts = os.statvfs(path)

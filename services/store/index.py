@@ -48,6 +48,7 @@ class DiskIndex:
         self.reason: str | None = None
         self.created = False
         self._place = IndexPlace(directory, io)
+        self._io = io
         self._gate = Gate()
         self._pid = os.getpid()
         self._map_bytes = map_bytes
@@ -243,6 +244,7 @@ class DiskIndex:
     def sync(self) -> None:
         """Everything committed is on the device."""
         with self._gate.shared(), self._typed():
+            self._io.mark("index sync")
             self._alive().sync(True)
 
     def scan_begins(self) -> None:
@@ -283,6 +285,7 @@ class DiskIndex:
             env = self._alive()
             with env.begin(write=True) as txn:
                 yield txn
+                self._io.mark("index transaction")
             self._reach(env)
 
     def _reach(self, env: Any) -> None:

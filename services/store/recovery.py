@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from services.store.disk_block import footer_of
 from services.store.footer import Footer
 from services.store.index import DiskIndex
 from services.store.index_record import ENTRY, Entry, pack_value
@@ -28,6 +29,7 @@ class Recovery:
         self._files = files
         self._counters: Counter[str] = Counter()
         self._new: set[int] = set()
+        self._contested: set[int] = set()
         self._after: bytes | None = None
         self._swept = -1
         self._indexed = False
@@ -69,21 +71,41 @@ class Recovery:
 
     def _claim(self, limit: int) -> "np.ndarray[Any, Any]":
         rows = self._index.scan(self._after, limit)
-        slots = rows.entries["slot"].tolist()
-        refused = set(self._files.adopt(slots)) - self._new
         entries = rows.entries
-        if refused or rows.damaged:
-            kept = np.fromiter((slot not in refused for slot in slots), bool, len(slots))
-            dangling = entries[~kept]["identity"].tolist()
-            self._index.apply(deletes=dangling + rows.damaged)
+        slots = entries["slot"].tolist()
+        dangling = []
+        for position in self._files.adopt(slots):
+            entry = Entry._make(entries[position].item())
+            if self._files.footer(entry.slot) == footer_of(entry) and self._files.in_use(entry.slot):
+                if entry.slot not in self._new:
+                    self._contested.add(entry.slot)
+            else:
+                dangling.append(position)
+        if dangling or rows.damaged:
+            self._index.apply(deletes=entries[dangling]["identity"].tolist() + rows.damaged)
             self._counters["dangling_entries"] += len(dangling)
             self._counters["damaged_entries"] += len(rows.damaged)
-            entries = entries[kept]
+            entries = np.delete(entries, dangling)
         self._after = rows.last
         if rows.last is None:
+            self._settle()
             self._indexed = True
             self._index.scan_ends()
         return entries
+
+    def _settle(self) -> None:
+        """Slots that an entry claimed which is not their block's, before the rightful one came: its entry goes."""
+        last: bytes | None = None
+        while self._contested:
+            rows = self._index.scan(last, 8192)
+            suspects = rows.entries[np.isin(rows.entries["slot"], list(self._contested))]
+            entries = [Entry._make(item) for item in suspects.tolist()]
+            wrong = [e.identity for e in entries if self._files.footer(e.slot) != footer_of(e)]
+            self._index.apply(deletes=wrong)
+            self._counters["dangling_entries"] += len(wrong)
+            last = rows.last
+            if last is None:
+                break
 
     def _sweep(self, slots: list[int]) -> "np.ndarray[Any, Any]":
         self._files.free(slots)

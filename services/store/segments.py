@@ -48,6 +48,7 @@ class SegmentFiles:
         self._segment_bytes = max(segment_bytes, min(capacity // 256, MAX_SLOTS * PAGE))
         self._slots = SlotIO(self.counters)
         self._files: dict[int, SegmentFile] = {}
+        self._lost: list[SegmentFile] = []
         self._space = SlotSpace()
         self._lock = threading.Lock()
         self._punches = True
@@ -131,7 +132,8 @@ class SegmentFiles:
             return taken
 
     def _add_segment(self, slot_bytes: int) -> None:
-        number = next(n for n in range(1 << (32 - SLOT_BITS)) if n not in self._files and not self._named(n))
+        taken = {*self._files, *(segment.number for segment in self._lost)}
+        number = next(n for n in range(1 << (32 - SLOT_BITS)) if n not in taken and not self._named(n))
         slots = max(1, min(MAX_SLOTS, (self._segment_bytes - PAGE) // slot_bytes))
         facts = Superblock(FORMAT, number, slot_bytes - PAGE, slots)
         self._files[number] = SegmentFile.create(self._io, self.directory, facts)
@@ -140,16 +142,21 @@ class SegmentFiles:
     def _named(self, number: int) -> bool:
         return any(True for _ in self.directory.glob(f"{number:05d}-*.seg"))
 
-    def adopt(self, slots: Iterable[int]) -> list[int]:
-        """Claims slots that held bytes at open; returns those that are not there to be claimed."""
+    def adopt(self, slots: Sequence[int]) -> list[int]:
+        """Claims slots that held bytes at open; returns the positions of those that are not there to be claimed."""
         refused = []
         with self._lock:
-            for slot in slots:
+            for position, slot in enumerate(slots):
                 if self._space.state(slot) == UNKNOWN:
                     self._space.set(slot, USED)
                 else:
-                    refused.append(slot)
+                    refused.append(position)
         return refused
+
+    def in_use(self, slot: int) -> bool:
+        """Whether somebody owns the slot."""
+        with self._lock:
+            return self._space.state(slot) == USED
 
     def free(self, slots: Sequence[int]) -> None:
         """Makes holes of slots, footers first gone; of a hole or a slot that is not there, nothing.
@@ -162,7 +169,8 @@ class SegmentFiles:
             state = self._make_holes(segment, [slot & (MAX_SLOTS - 1) for slot in run])
             with self._lock:
                 for slot in run:
-                    self._space.set(slot, state)
+                    if self._space.state(slot) is not None:
+                        self._space.set(slot, state)
 
     def _make_holes(self, segment: SegmentFile, indices: list[int]) -> int:
         """Punches neighbouring slots; where the file system can't, overwrites their footers. The new state."""
@@ -255,11 +263,20 @@ class SegmentFiles:
                 try:
                     self._io.fdatasync(segment.fd)
                     if not os.fstat(segment.fd).st_nlink:
+                        self._lose(segment)
                         raise OSError(2, "the file was removed under us")
                 except OSError as error:
                     self.sync_failures += 1
                     self.counters["sync_errors"] += 1
                     raise typed(error, f"flushing {segment.path.name}") from error
+
+    def _lose(self, segment: SegmentFile) -> None:
+        """The file has no name any more: what is in it would be gone at the next start, so it is gone now."""
+        with self._lock:
+            self._files.pop(segment.number, None)
+            self._space.remove(segment.number)
+            self._lost.append(segment)
+            self.counters["segments_lost"] += 1
 
     def read(self, wanted: Sequence[Footer], buffers: Sequence[memoryview]) -> list[bool]:
         """Payloads into `buffers` (`length` bytes or padded), checked against the footers that they must have.
@@ -314,7 +331,8 @@ class SegmentFiles:
 
     def close(self) -> None:
         """Closes the files; no other call may run."""
-        for segment in self._files.values():
+        for segment in [*self._files.values(), *self._lost]:
             self._io.close(segment.fd)
         self._files.clear()
+        self._lost.clear()
         self._space = SlotSpace()
