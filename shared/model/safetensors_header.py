@@ -67,6 +67,7 @@ def _entry(where: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
         raise BadModel(f"{where}: its entry in the header lacks dtype, shape or data_offsets") from None
     if kind not in KINDS:
         raise BadModel(f"{where} has type {kind}; known are {', '.join(KINDS)}")
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 1 for n in [*shape, 1 + start, 1 + stop]):
+    counts = [*shape, start, stop] if isinstance(shape, list) else [shape]
+    if not all(type(n) is int and n >= 0 for n in counts):
         raise BadModel(f"{where}: shape {shape!r} or offsets [{start!r}, {stop!r}] are no counts")
     return kind, tuple(shape), start, stop
