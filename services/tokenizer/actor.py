@@ -44,6 +44,7 @@ class Tokenizer(Actor):
         self._encoder: Encoder
         self._limits: Limits
         self._in_work = 0
+        self._encoding: dict[str, bool] = {}  # id -> whether it has been cancelled meanwhile
         self._less_work = trio.Event()
         self._bytes_in_work = 0
         self._counts = {"accepted": 0, "rejected": 0}
@@ -82,9 +83,13 @@ class Tokenizer(Actor):
             self._in_work += 1
             self._bytes_in_work += size
             try:
+                self._encoding[message.id] = False
                 submit = await self._encoded(message, peer.principal, until, inline=size <= INLINE_BYTES)
+                if self._encoding.pop(message.id, False):
+                    raise Refusal("not_found", "the request was cancelled before it was submitted")
                 answer = await self._submitted(submit, until)
             finally:
+                self._encoding.pop(message.id, None)
                 self._in_work -= 1
                 self._bytes_in_work -= size
                 self._less_work.set()
@@ -97,7 +102,8 @@ class Tokenizer(Actor):
     async def _encoded(self, request: Generate, principal: str, until: float, *, inline: bool) -> Submit:
         def work() -> Submit:
             if time.monotonic() > until:  # it may have waited long for its thread
-                raise Refusal("deadline", "the deadline passed before the input could be encoded")
+                reason = "the input waited too long for its turn to be encoded; send the request again"
+                raise Refusal("overloaded", reason, {AWAY_S: 0.0})
             ids = self._encoder.encode(request)
             max_tokens = resolve_max_tokens(len(ids) // 4, request.sampling.max_tokens, self._limits)
             return submission(request, digest(request), principal, ids, max_tokens, self._encoder.spec)
@@ -134,6 +140,8 @@ class Tokenizer(Actor):
     @on(Cancel, roles=CLIENTS)
     async def _cancel(self, peer: Peer, message: Cancel, head: Head) -> Cancelled:
         until = (head.deadline or time.monotonic() + self.config.supervise.recovery_timeout_s) - MARGIN_S
+        if message.id in self._encoding:  # its Submit would come after our CancelRequest
+            self._encoding[message.id] = True
         request = CancelRequest(id=message.id, principal=peer.principal)
         with trio.move_on_at(trio.current_time() + until - time.monotonic()):
             while True:

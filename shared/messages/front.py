@@ -25,7 +25,9 @@ RejectCode = Literal[
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 AWAY_S = "away_s"
-"""In `Rejected.numbers` of an `overloaded`: a service is away, and the client should send the same request again."""
+"""In `Rejected.numbers` of an `overloaded`: seconds that a service has been away (0: it is only busy). Whoever sees it
+sends the same request again instead of giving up.
+"""
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,131 @@
+"""The client library: submit, then attach, and go on after whatever dies in between.
+
+    async with connected(places) as client:
+        async with client.generate(prompt="...") as stream:
+            async for chunk in stream:
+                print(chunk.text, end="")
+
+The client chooses the request's id and keeps it: Generate is sent again until it is answered, Attach again from the
+next token index, so that no token is lost or doubled when the tokenizer, scheduler, worker, store or detokenizer is
+restarted. Used by the command line, the demo, benchmarks and tests.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import trio
+
+from ops.stream import CANCEL_S, PAUSE_S, RequestRejected, Result, Stream
+from ops.waiting import Notice, ServiceAway, Watch
+from shared.messages.base import pack_u32
+from shared.messages.front import Cancel, Cancelled, ChatMessage, Chunk, Generate, Rejected, Sampling
+from shared.messages.hello import Bye
+from shared.node import Node, on
+from shared.paths import Places
+from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, RequestFailed
+
+__all__ = ["Client", "RequestRejected", "Result", "ServiceAway", "Stream", "connected", "new_id"]
+
+
+def new_id() -> str:
+    """A request id: 128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+class Client(Node):
+    """Connections to tokenizer and detokenizer, and the streams that run over them. Make one with `connected`."""
+
+    def __init__(self, places: Places, *, notice: Notice | None = None, recovery_timeout_s: float = 30.0) -> None:
+        super().__init__("client", places, engine="client", incarnation=1 + secrets.randbits(52))
+        self.tokenizer = self.dial("tokenizer")
+        self.detokenizer = self.dial("detokenizer")
+        self.watch = Watch(places, notice, recovery_timeout_s)
+        self.streams: dict[str, Stream] = {}
+
+    def generate(
+        self,
+        request: Generate | None = None,
+        *,
+        prompt: str | None = None,
+        messages: Iterable[ChatMessage] | None = None,
+        ids: Iterable[int] | None = None,
+        sampling: Sampling | None = None,
+        credit: int = 64,
+    ) -> Stream:
+        """A request, given whole or by its parts; enter the stream to send it."""
+        if request is None:
+            request = Generate(
+                id=new_id(),
+                prompt=prompt,
+                messages=None if messages is None else tuple(messages),
+                ids=None if ids is None else pack_u32(list(ids)),
+                sampling=sampling or Sampling(),
+            )
+        return Stream(self, request, credit=credit)
+
+    def follow(self, request_id: str, *, start: int = 0, credit: int = 64) -> Stream:
+        """Attaches to a request that somebody submitted before (detached, or by another process)."""
+        return Stream(self, Generate(id=request_id, detached=True), submitted=True, start=start, credit=credit)
+
+    async def cancel(self, request_id: str) -> bool:
+        """Stops a request; True when it was still live, False when it was over or nobody could be asked."""
+        with trio.move_on_after(CANCEL_S):
+            while True:
+                peer = await self.tokenizer.wait_up()
+                try:
+                    return (await peer.ask(Cancel(id=request_id), Cancelled, deadline_s=CANCEL_S)).known
+                except (PeerGone, PeerSlow, RequestFailed, DeadlinePassed):
+                    await trio.sleep(PAUSE_S)
+        return False
+
+    @on(Chunk)
+    def _chunk(self, peer: Peer, message: Chunk) -> None:
+        stream = self.streams.get(message.id)
+        if stream is not None:
+            self.watch.heard()
+            stream.arrived(message)
+
+    @on(Rejected)
+    def _rejected(self, peer: Peer, message: Rejected) -> None:
+        stream = self.streams.get(message.id)
+        if stream is not None:
+            stream.fail(RequestRejected(message))
+
+    def give_up(self, reason: ServiceAway) -> None:
+        """Ends every stream that runs."""
+        for stream in list(self.streams.values()):
+            stream.fail(reason)
+
+    def say_goodbye(self) -> None:
+        """Lets the services forget this client at once."""
+        for link in self.links.values():
+            if link.peer is not None and link.peer.alive:
+                try:
+                    link.peer.send(Bye())
+                except (PeerGone, PeerSlow) as error:
+                    self.dropped("goodbye", str(error))
+
+
+@asynccontextmanager
+async def connected(
+    places: Places, *, notice: Notice | None = None, recovery_timeout_s: float = 30.0
+) -> AsyncIterator[Client]:
+    """A client that dials the stack of `places`, also one that is not there yet.
+
+    `notice` is called with the names of the services waited for, within 5 s, and with () once answers flow again.
+    """
+    client = Client(places, notice=notice, recovery_timeout_s=recovery_timeout_s)
+    try:
+        async with trio.open_nursery() as nursery:
+            client.nursery = nursery
+            for link in client.links.values():
+                link.start(nursery)
+            nursery.start_soon(client.watch.run, client.give_up)
+            try:
+                yield client
+            finally:
+                client.say_goodbye()
+                nursery.cancel_scope.cancel()
+    finally:
+        client.close()

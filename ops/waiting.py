@@ -1,0 +1,101 @@
+"""Who is away: what a client that hears nothing tells its user, and when it gives up."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from ops.admin import SERVICES, admin, snapshots
+from shared.paths import Places
+
+QUIET_S = 1.5
+"""A client that has waited this long without hearing anything asks who is away."""
+ANSWER_S = 1.5
+"""A service that does not answer an `admin` within this time counts as away."""
+
+Notice = Callable[[tuple[str, ...]], None]
+"""Called with the services that are away when that changes; with () when all are back."""
+
+
+class ServiceAway(Exception):
+    """Services did not come back within the recovery timeout."""
+
+    def __init__(self, services: tuple[str, ...], seconds: float) -> None:
+        names = ", ".join(services)
+        super().__init__(f"{names} away for {seconds:.0f} s; `perdure status` shows the services of this home")
+        self.services = services
+
+
+class Watch:
+    """Looks at all services while somebody waits, keeps `away`, tells `notice`, and gives up after a while.
+
+    Costs nothing while answers flow: nobody is asked before `QUIET_S` of silence.
+    """
+
+    def __init__(self, places: Places, notice: Notice | None, recovery_timeout_s: float) -> None:
+        self.places = places
+        self.away: tuple[str, ...] = ()
+        self._notice = notice
+        self._recovery_timeout_s = recovery_timeout_s
+        self._since = 0.0
+        self._heard = time.monotonic()
+        self._waiting = 0
+
+    def heard(self) -> None:
+        """An answer came: whoever was away is back, as far as this client is concerned."""
+        self._heard = time.monotonic()
+        if self.away:
+            self._tell(())
+
+    def wait_begins(self) -> None:
+        """Somebody waits for an answer from now on."""
+        if not self._waiting:
+            self._heard = time.monotonic()
+        self._waiting += 1
+
+    def wait_ends(self) -> None:
+        """Closes one `wait_begins`."""
+        self._waiting -= 1
+
+    def _tell(self, away: tuple[str, ...]) -> None:
+        if away and not self.away:
+            self._since = time.monotonic()
+        changed = away != self.away
+        self.away = away
+        if changed and self._notice is not None:
+            self._notice(away)
+
+    async def run(self, give_up: Callable[[ServiceAway], None]) -> None:
+        """For ever: asks while somebody waits in silence; calls `give_up` once the recovery timeout is over."""
+        async with admin(self.places) as node:
+            while True:
+                await trio.sleep(QUIET_S / 3)
+                if not self._waiting or time.monotonic() - self._heard < QUIET_S:
+                    continue
+                asked = time.monotonic()
+                found = await snapshots(node, deadline_s=ANSWER_S)
+                if self._heard > asked or not self._waiting:
+                    continue
+                missing = [role for role in SERVICES if (snapshot := found[role]) is None or not snapshot.ready]
+                scheduler = found["scheduler"]
+                if not missing and scheduler is not None and not scheduler.data.get("worker_ready", True):
+                    missing = ["worker"]
+                self._tell(tuple(missing))
+                if missing and time.monotonic() - self._since >= self._recovery_timeout_s:
+                    give_up(ServiceAway(self.away, time.monotonic() - self._since))
+
+
+def stack_runs(places: Places) -> bool:
+    """Whether any process of a stack on this home lives, from the pids in its lock files."""
+    files = [places.lock]
+    files += [places.run / f"{service}.{kind}" for service in SERVICES for kind in ("lock", "supervisor")]
+    return any(_alive(path) for path in files)
+
+
+def _alive(pid_file: Path) -> bool:
+    try:
+        pid = int(pid_file.read_text())
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, ValueError):
+        return False
