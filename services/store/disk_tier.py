@@ -78,11 +78,10 @@ class DiskTier:
             raise DiskUnusable(f"disk tier: {error}") from error
         try:
             self._open(directory, capacity, floor, max_blocks, map_bytes, segment_bytes)
-        except (DiskFull, DiskFault, IndexDamaged, OSError) as error:
+        except BaseException as error:
             self._abandon()
-            raise DiskUnusable(f"disk tier: {error}") from error
-        except DiskTierError:
-            self._abandon()
+            if isinstance(error, DiskFull | DiskFault | IndexDamaged | OSError):
+                raise DiskUnusable(f"disk tier: {error}") from error
             raise
 
     def _open(

@@ -26,6 +26,9 @@ FORMAT = b"1"
 
 MAP_BYTES = 64 << 20
 MAX_MAP_BYTES = 1 << 42
+REBUILDING = b"rebuilding"
+"""Small record that is there from an index's first transaction until all slots on disk have been gone through."""
+
 _FORMAT_KEY = b"format"
 
 
@@ -55,7 +58,10 @@ class DiskIndex:
         self._env: Any = None
         try:
             self._open()
-        except OSError as error:
+        except BaseException as error:
+            self._drop_env()
+            if not isinstance(error, OSError):
+                raise
             raise DiskUnusable(f"disk tier: index {directory} can't be used: {error.strerror or error}") from error
 
     # --- open and close
@@ -91,7 +97,7 @@ class DiskIndex:
             self._make_tables()
             found = self.get_meta(_FORMAT_KEY)
             if found is None and self.created:
-                self.apply(meta={_FORMAT_KEY: FORMAT})
+                self.apply(meta={_FORMAT_KEY: FORMAT, REBUILDING: b"1"})
             elif found != FORMAT:
                 raise IndexDamaged(f"the index is of format {found!r}, this version writes {FORMAT!r}")
 

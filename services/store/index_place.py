@@ -55,7 +55,6 @@ class IndexPlace:
         aside = self.directory.with_name(self.directory.name + ".damaged")
         shutil.rmtree(aside, ignore_errors=True)
         self._io.rename(self.directory, aside)
-        (aside / "lock.mdb").unlink(missing_ok=True)
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -65,7 +64,7 @@ class IndexPlace:
         try:
             yield
         finally:
-            (self.directory / "opening").unlink(missing_ok=True)
+            self._io.unlink(self.directory / "opening")
 
     def in_use(self) -> None:
         """From now on commits may be lost with the machine; durable."""
@@ -82,7 +81,7 @@ class IndexPlace:
 
     def scan_ends(self) -> None:
         """It was read to its end."""
-        (self.directory / "scanning").unlink(missing_ok=True)
+        self._io.unlink(self.directory / "scanning")
 
     def distrust_next_time(self) -> None:
         """The index gave an error: whatever happens now, the next start does not open it."""

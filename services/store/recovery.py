@@ -13,11 +13,9 @@ import numpy as np
 
 from services.store.disk_block import footer_of
 from services.store.footer import Footer
-from services.store.index import DiskIndex
+from services.store.index import REBUILDING, DiskIndex
 from services.store.index_record import ENTRY, Entry, pack_value
 from services.store.segments import SegmentFiles
-
-_REBUILDING = b"rebuilding"
 
 
 class Recovery:
@@ -34,9 +32,10 @@ class Recovery:
         self._swept = -1
         self._indexed = False
         self._started = False
-        if index.created and files.unknown(limit=1):
-            index.apply(meta={_REBUILDING: b"1"})
-        self._rebuild = index.get_meta(_REBUILDING) is not None
+        self._rebuild = index.get_meta(REBUILDING) is not None
+        if self._rebuild and not files.unknown(limit=1):
+            index.apply(meta={REBUILDING: None})  # nothing to go through, as in a new tier
+            self._rebuild = False
         self.state = "rebuilding" if self._rebuild else "recovering"
 
     def saved(self, entries: Iterable[Entry]) -> None:
@@ -63,7 +62,7 @@ class Recovery:
             batch = self._adopt_footers(slots) if self._rebuild else self._sweep(slots)
             self._swept = slots[-1]
             return batch
-        self._index.apply(meta={_REBUILDING: None})
+        self._index.apply(meta={REBUILDING: None})
         self._index.sync()
         self.state = "ready"
         self._new.clear()

@@ -1,0 +1,184 @@
+"""The disk tier dies at every single step of its IO, whole or half done, by a kill or with the power; then it is
+opened again, and what it says must be true.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import services.store.index_place
+from services.store.disk_tier import DiskTier
+from tests.disk_kit import ROOT, chain, fetch, name, open_tier, payload_of, recover
+from tests.durable_io import Died, DurableIO
+
+OTHER = b"s" * 32
+OLD = chain("old", 6)
+DOOMED = chain("doomed", 4)
+CLEARED = chain("cleared", 3, root=OTHER)
+NEW = chain("new", 7)
+
+
+def save(tier: DiskTier) -> None:
+    tier.save(NEW)
+
+
+def delete(tier: DiskTier) -> None:
+    tier.delete([block.identity for block in DOOMED])
+
+
+def clear(tier: DiskTier) -> None:
+    tier.clear(OTHER)
+
+
+def clear_all(tier: DiskTier) -> None:
+    tier.clear()
+
+
+def touch(tier: DiskTier) -> None:
+    tier.touch({block.identity: 9 for block in OLD})
+    tier.sync()
+
+
+def note(tier: DiskTier) -> None:
+    tier.put_meta({"epoch": b"2"})
+
+
+def close(tier: DiskTier) -> None:
+    tier.close()
+
+
+def finish_recovery(tier: DiskTier) -> None:
+    recover(tier)
+
+
+ACTIONS = [save, delete, clear, clear_all, touch, note, close, finish_recovery]
+
+
+def prepared(directory: Path, io: DurableIO) -> DiskTier:
+    tier = open_tier(directory, io)
+    tier.save(OLD)
+    tier.save(DOOMED)
+    tier.save(CLEARED)
+    tier.put_meta({"epoch": b"1"})
+    return tier
+
+
+def steps_of(directory: Path, action: Callable[[DiskTier], None]) -> tuple[int, int]:
+    """Numbers of the first step of the action, and of the last."""
+    io = DurableIO()
+    tier = prepared(directory, io)
+    before = len(io.steps)
+    action(tier)
+    after = len(io.steps)
+    tier.close(clean=False)
+    return before + 1, after
+
+
+def check(directory: Path, action: Callable[[DiskTier], None], *, power_lost: bool) -> None:
+    """What must hold after any death in `action`."""
+    tier = open_tier(directory)
+    told = set(recover(tier)["identity"].tolist())
+    tier.check_integrity()  # each index row has its footer, each used slot its row: nothing dangles, no orphans
+    found = {}
+    for block in OLD + DOOMED + CLEARED + NEW:
+        got = fetch(tier, block.identity)
+        assert got in (None, payload_of(block.identity))
+        found[block.identity] = got is not None
+    readable = {identity for identity, there in found.items() if there}
+    assert readable <= told if power_lost else readable == told  # a footer may have reached the device, its bytes not
+    if action is not clear_all:
+        assert all(found[block.identity] for block in OLD)
+        if action is not delete:
+            assert all(found[block.identity] for block in DOOMED)
+        if action is not clear:
+            assert all(found[block.identity] for block in CLEARED)
+    assert tier.get_meta("epoch") in ((b"1", b"2") if action is note else (b"1",))
+    tier.save(NEW)
+    assert [fetch(tier, block.identity) for block in NEW] == [payload_of(block.identity) for block in NEW]
+    tier.check_integrity()
+    tier.close()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("end", ["killed", "killed in mid-step", "power lost"])
+def test_p18_dying_at_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Callable[[DiskTier], None], end: str
+) -> None:
+    first, last = steps_of(tmp_path / "count", action)
+    assert last >= first, "an action without steps proves nothing"
+    for step in range(first, last + 1):
+        directory = tmp_path / str(step)
+        io = DurableIO(die_at=step, torn=end != "killed")
+        tier = prepared(directory, io)
+        with pytest.raises(Died):
+            action(tier)
+        io.dead = False  # the kernel closes the files of a dead process
+        tier.close(clean=False)
+        with monkeypatch.context() as patch:
+            if end == "power lost":
+                io.lose_power(random.Random(step))
+                patch.setattr(services.store.index_place, "boot_id", lambda: "the next boot")
+            check(directory, action, power_lost=end == "power lost")
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_dying_at_every_step_of_the_first_open(tmp_path: Path, torn: bool) -> None:
+    io = DurableIO()
+    open_tier(tmp_path / "count", io).close(clean=False)
+    for step in range(1, len(io.steps) + 1):
+        with pytest.raises(Died):
+            open_tier(tmp_path / str(step), DurableIO(die_at=step, torn=torn))
+        tier = open_tier(tmp_path / str(step))
+        tier.save(NEW)
+        recover(tier)
+        tier.check_integrity()
+        tier.close()
+
+
+def die_in_rebuild(directory: Path, io: DurableIO) -> None:
+    tier = open_tier(directory, io)
+    try:
+        recover(tier)
+    finally:
+        io.dead = False
+        tier.close(clean=False)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_dying_at_every_step_of_a_rebuild(tmp_path: Path, torn: bool) -> None:
+    def damaged(directory: Path) -> None:
+        prepared(directory, DurableIO()).close()
+        (directory / "index" / "data.mdb").write_bytes(b"no index" * 2000)
+
+    damaged(tmp_path / "count")
+    io = DurableIO()
+    tier = open_tier(tmp_path / "count", io)
+    assert len(recover(tier)) == 13
+    tier.close(clean=False)
+    for step in range(1, len(io.steps) + 1):
+        directory = tmp_path / str(step)
+        damaged(directory)
+        dying = DurableIO(die_at=step, torn=torn)
+        with pytest.raises(Died):
+            die_in_rebuild(directory, dying)
+        tier = open_tier(directory)
+        recover(tier)
+        assert [fetch(tier, b.identity) is not None for b in OLD + DOOMED + CLEARED] == [True] * 13
+        tier.check_integrity()
+        tier.close()
+
+
+def test_a_cleared_root_stays_cleared_when_the_rebuild_was_cut_short(tmp_path: Path) -> None:
+    prepared(tmp_path, DurableIO()).close()
+    (tmp_path / "index" / "data.mdb").write_bytes(b"")
+    tier = open_tier(tmp_path)
+    assert tier.statistics().state == "rebuilding"
+    assert tier.clear(OTHER)[0] == 3
+    tier.close(clean=False)
+    tier = open_tier(tmp_path)
+    told = set(recover(tier)["root"].tolist())
+    assert told == {ROOT}
+    assert tier.lookup(name("cleared/0")) is None
+    tier.close()
