@@ -128,13 +128,13 @@ class Loader:
         if found is None:
             self._desk.counters.lookups_unanswered += 1
             self._strike(now)
-            return None
-        if not self._accept(load, found):
+        elif not self._accept(load, found):
             if found.lease:
                 self._desk.tell(Release(lease=found.lease))
-            return None
-        if not found.lease:
+        elif not found.lease:
             self.breaker.passed()
+        if not load.lease:
+            load.request.lookups_left = 0  # asked and answered, or not to be had: it goes on without
             return None
         load.found_at = load.arrived_at = now
         return load
@@ -143,7 +143,8 @@ class Loader:
         """A timer of kind lookup, probe or load."""
         if kind == "probe":
             self._end_probe(now, answered=False)
-        elif kind == "lookup" and self._unask(number):
+        elif kind == "lookup" and (load := self._unask(number)):
+            load.request.lookups_left = 0
             self._desk.counters.lookup_timeouts += 1
             self._strike(now)
         elif kind == "load" and (load := self._leased.get(number)):

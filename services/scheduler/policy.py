@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from services.scheduler.request import Request
 from services.scheduler.settings import Settings
 
+LOOKUPS = 3
+"""Most lookups for one admission."""
+
 
 def _rank(request: Request) -> tuple[bool, int]:
     """Retracted and resumed ones first, then by age."""
@@ -34,7 +37,7 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """Begins to wait."""
         request.bypassed = 0
-        request.lookups = 0
+        request.lookups_left = LOOKUPS
         insort(self._queue, request, key=_rank)
 
     def remove(self, request: Request) -> None:

@@ -47,8 +47,8 @@ class Request:
     last_step: int = 0
     """Number of the last step that it was part of."""
     load: "Load | None" = None
-    lookups: int = 0
-    """Lookups since it last began to wait."""
+    lookups_left: int = 0
+    """Lookups before its next admission; a further one is only made when there was no room after the last."""
     bypassed: int = 0
     """Younger requests that were admitted past this one since it began to wait."""
     fresh: tuple[int, int] = (0, 0)

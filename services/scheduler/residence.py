@@ -76,6 +76,14 @@ class Residence:
         assert self.kv is not None
         return self.kv.blocks_for(len(request.tokens)) - cached + len(self.running) <= self.kv.available
 
+    def fits(self, request: Request) -> bool:
+        """Whether an admission would succeed now."""
+        assert self.kv is not None
+        seq = self._open(request)
+        fits = self._has_room_for(request, seq)
+        self.kv.close(seq, request.tokens, 0)
+        return fits
+
     def names(self, request: Request, count: int) -> list[bytes]:
         """Identities of its first `count` blocks."""
         assert self.kv is not None
@@ -202,15 +210,21 @@ class Residence:
     def _reads(self, request: Request) -> bool:
         return self._desk.settings.prefix_cache and not request.accept.no_read
 
+    def _open(self, request: Request) -> Sequence:
+        assert self.kv is not None
+        tokens, store = request.tokens, not request.accept.no_store
+        return self.kv.open(request.root, tokens, len(tokens) - 1, read=self._reads(request), store=store)
+
+    def _has_room_for(self, request: Request, seq: Sequence) -> bool:
+        assert self.kv is not None
+        need = self.kv.blocks_for(len(request.tokens)) - len(seq.blocks)
+        return need + len(self.running) <= self.kv.available
+
     def _enter(self, request: Request, at_least: int = 0, below: int | None = None) -> Sequence | None:
         assert self.kv is not None
-        tokens = request.tokens
-        accept = request.accept
-        seq = self.kv.open(request.root, tokens, len(tokens) - 1, read=self._reads(request), store=not accept.no_store)
-        need = self.kv.blocks_for(len(tokens)) - len(seq.blocks)
-        fits = need + len(self.running) <= self.kv.available
+        tokens, seq = request.tokens, self._open(request)
         useful = at_least <= seq.cached_blocks and (below is None or seq.cached_blocks < below)
-        if not (fits and useful and self.kv.grow(seq, len(tokens))):
+        if not (useful and self._has_room_for(request, seq) and self.kv.grow(seq, len(tokens))):
             self.kv.close(seq, tokens, 0)
             return None
         request.seq = seq

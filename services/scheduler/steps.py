@@ -19,9 +19,6 @@ from shared.messages.base import pack_u32
 from shared.messages.engine import Plan, Result, RowResult
 from shared.messages.front import FinishReason, TokenLogprob
 
-MAX_LOOKUPS = 3
-"""Lookups of one request for one admission: a second and a third only because there was no room after the first."""
-
 Finisher = Callable[[float, Request, FinishReason, tuple[str, str] | None], None]
 
 
@@ -148,16 +145,16 @@ class Steps:
     def _look_up(self, now: float, request: Request, cached: int, wanted: int) -> bool:
         """Asks the store for the blocks that the device lacks; False when there is no point in waiting for it."""
         store, loader = self._desk.store, self._home.loader
-        if store is None or not store.arena or not self.lookups_allowed or request.lookups >= MAX_LOOKUPS:
+        if store is None or not store.arena or not self.lookups_allowed or not request.lookups_left:
             return False
         if loader.breaker.open:
             self._desk.counters.waits_refused += 1
             if loader.breaker.may_probe(now):
                 loader.probe(now, self._home.names(request, 1)[0])
             return False
-        if loader.active >= self._desk.settings.max_loads:
+        if loader.active >= self._desk.settings.max_loads or not self._home.fits(request):
             return True
-        request.lookups += 1
+        request.lookups_left -= 1
         loader.ask(now, request, cached, self._home.names(request, wanted)[cached:])
         self._home.announce(request, cached, wanted)
         return True
