@@ -70,9 +70,10 @@ class HfSource(ModelSource):
             arch = self.config.get("model_type", str)
             check_family(self.path, arch)
             return arch
-        if classes[0] not in CLASSES:
-            raise BadModel(f"{self.path}: architecture {classes[0]!r} is not supported; known are {', '.join(CLASSES)}")
-        return CLASSES[classes[0]]
+        name = classes[0]
+        if not isinstance(name, str) or name not in CLASSES:
+            raise BadModel(f"{self.path}: architecture {name!r} is not supported; known are {', '.join(CLASSES)}")
+        return CLASSES[name]
 
     def _weight_files(self) -> list[Path]:
         single = self.path / "model.safetensors"

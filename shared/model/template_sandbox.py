@@ -101,7 +101,7 @@ def weigh(value: Any) -> Any:
     rest = [value]
     while rest:
         item = rest.pop()
-        weight += 8  # about what an item costs to visit
+        weight += 32  # about what visiting an item costs
         if isinstance(item, str | bytes):
             weight += len(item)
         elif isinstance(item, dict):
