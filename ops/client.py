@@ -116,6 +116,7 @@ async def connected(
     `notice` is called with the names of the services waited for, within 5 s, and with () once answers flow again.
     """
     client = Client(places, notice=notice, recovery_timeout_s=recovery_timeout_s)
+    failure: Exception | None = None
     try:
         async with trio.open_nursery() as nursery:
             client.nursery = nursery
@@ -124,8 +125,12 @@ async def connected(
             nursery.start_soon(client.watch.run, client.give_up)
             try:
                 yield client
+            except Exception as error:  # raised below, so that it is not wrapped in the nursery's group
+                failure = error
             finally:
                 client.say_goodbye()
                 nursery.cancel_scope.cancel()
     finally:
         client.close()
+    if failure is not None:
+        raise failure

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from shared.messages import MAX_FRAME
 from shared.messages.base import unpack_u32
 from shared.messages.front import (
     AWAY_S,
@@ -212,6 +213,7 @@ class Stream:
 
     async def _submit(self) -> None:
         """Sends Generate until it is answered; the same id makes it the same request however often it is sent."""
+        _check_size(self.request)
         while True:
             peer = await self._client.tokenizer.wait_up()
             try:
@@ -263,3 +265,13 @@ class Stream:
     async def _first(wait: Callable[[], Awaitable[object]], scope: trio.CancelScope) -> None:
         await wait()
         scope.cancel()
+
+
+def _check_size(request: Generate) -> None:
+    """What no mailbox would take in is refused here: the connection would end at it, again and again."""
+    size = len(request.ids or b"") + len((request.prompt or "").encode(errors="surrogatepass"))
+    size += sum(len(turn.content.encode(errors="surrogatepass")) for turn in request.messages or ())
+    if size > MAX_FRAME // 2:
+        reason = f"input is {size:,} bytes; no message carries more than {MAX_FRAME // 2:,}"
+        numbers: dict[str, float] = {"bytes": size, "limit": MAX_FRAME // 2}
+        raise RequestRejected(Rejected(id=request.id, code="body_too_large", reason=reason, numbers=numbers))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import click
 
+from ops.cli.logs import quiet_logs
 from shared.config import ConfigError
 from shared.model.errors import ModelError
 from shared.paths import PlaceError
@@ -21,7 +22,8 @@ def fail(code: int, text: str) -> None:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turns our own errors into one line and the right exit code."""
+    """Turns our own errors into one line and the right exit code; keeps logs off the answer."""
+    quiet_logs()
     try:
         yield
     except ConfigError as error:

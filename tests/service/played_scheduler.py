@@ -45,6 +45,7 @@ class PlayedScheduler(Actor):
         self.journal = journal
         self.cancels: list[CancelRequest] = []
         self.worker_ready = True
+        self.answer_with: bytes | None = None  # drawn and ended at once for every new request
 
     def snapshot(self) -> dict[str, Any]:
         return {"worker_ready": self.worker_ready}
@@ -71,6 +72,9 @@ class PlayedScheduler(Actor):
         if not known:
             self.journal[message.id] = Entry(message)
             self._emit(message.id, 0)
+            if self.answer_with is not None:
+                self.draw(message.id, self.answer_with[: message.max_tokens])
+                self.end(message.id)
         return Journaled(id=message.id, known=known, prompt_tokens=len(message.ids) // 4)
 
     @on(CancelRequest)

@@ -1,0 +1,130 @@
+"""`perdure generate`: one request, shown while it is answered."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ops.cli.answers import rejected_json, show, usage_line, write
+from ops.cli.exits import DEADLINE, OK, REJECTED, plain_errors
+from ops.cli.sampling import sampling_options, text, wishes
+from ops.cli.session import Interrupts, exit_code, run_session, say
+from ops.client import Client, RequestRejected, new_id
+from shared.messages.base import pack_u32
+from shared.messages.front import ChatMessage, Generate
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--prompt", "prompt_option", help="The prompt; the same as the argument.")
+@click.option(
+    "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Read the prompt from a file."
+)
+@click.option("--ids", help="Token ids instead of text, separated by commas or blanks; - reads them from stdin.")
+@click.option("--chat", is_flag=True, help="Send the prompt as a user's message through the model's chat template.")
+@click.option("--system", help="A system message before it (implies --chat).")
+@sampling_options
+@click.option("--detached", is_flag=True, help="Print the id at once and let the request go on; see --attach.")
+@click.option("--id", "request_id", help="The request's id, 32 or more hex digits [default: drawn].")
+@click.option("--attach", metavar="ID", help="Follow a request that was submitted before, instead of a new one.")
+@click.option("--from", "start", type=click.IntRange(min=0), default=0, help="With --attach: from this token on.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --stream: one a line, as it comes).")
+@click.option("--stream", "lines", is_flag=True, help="With --json: JSON lines.")
+def generate(
+    prompt: str | None,
+    prompt_option: str | None,
+    file: Path | None,
+    ids: str | None,
+    chat: bool,
+    system: str | None,
+    request_id: str | None,
+    attach: str | None,
+    start: int,
+    as_json: bool,
+    lines: bool,
+    **options: Any,
+) -> None:
+    """Answer a prompt: the argument, --prompt, --file, --ids, or stdin, exactly as it comes.
+
+    Ctrl-C cancels the request. While a service is away the command says for whom it waits, and goes on afterwards.
+    """
+    with plain_errors():
+        wished = wishes(options)
+        if attach is not None:
+            if any(given is not None for given in (prompt, prompt_option, file, ids, system)):
+                raise click.UsageError("--attach follows a request that exists; give no prompt with it")
+            request = Generate(id=attach, detached=True)
+        else:
+            source = _input(prompt, prompt_option, file, ids)
+            if (chat or system is not None) and "prompt" in source:
+                source = {"messages": _messages(source["prompt"], system)}
+            elif chat or system is not None:
+                raise click.UsageError("--chat and --system need text, not ids")
+            request = Generate(id=request_id or new_id(), **source, **wished.fields())
+
+        async def work(client: Client, interrupts: Interrupts) -> int:
+            stream = client.follow(request.id, start=start) if attach is not None else client.generate(request)
+            try:
+                async with stream:
+                    if wished.detached and attach is None:
+                        await stream.accepted()
+                        await write(json.dumps({"id": request.id}) + "\n" if as_json else f"{request.id}\n")
+                        return OK
+                    finish, _ = await show(stream, as_json=as_json, lines=lines)
+            except RequestRejected as refused:
+                if as_json:
+                    await write(json.dumps(rejected_json(refused.rejected), ensure_ascii=False) + "\n")
+                say(str(refused))
+                return DEADLINE if refused.rejected.code == "deadline" else REJECTED
+            if not as_json:
+                await write("\n")
+            if sys.stderr.isatty():
+                say(usage_line(finish))
+            return exit_code(finish)
+
+        run_session(work)
+
+
+def _messages(prompt: str, system: str | None) -> tuple[ChatMessage, ...]:
+    first = () if system is None else (ChatMessage(role="system", content=text(system)),)
+    return (*first, ChatMessage(role="user", content=prompt))
+
+
+def _input(prompt: str | None, prompt_option: str | None, file: Path | None, ids: str | None) -> dict[str, Any]:
+    """Exactly one source of input -> `prompt` or `ids` of Generate; UsageError otherwise."""
+    named = {"PROMPT": prompt, "--prompt": prompt_option, "--file": file, "--ids": ids}
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"give one input, not {' and '.join(given)}")
+    if ids is not None:
+        return {"ids": _parse_ids(_stdin() if ids == "-" else ids)}
+    if file is not None:
+        return {"prompt": _decoded(file.read_bytes(), str(file))}
+    said = prompt if prompt is not None else prompt_option
+    if said is not None and said != "-":
+        return {"prompt": text(said)}
+    if said is None and sys.stdin.isatty():
+        raise click.UsageError("give a prompt: as an argument, by --prompt, --file or --ids, or on stdin")
+    return {"prompt": _stdin()}
+
+
+def _stdin() -> str:
+    return _decoded(sys.stdin.buffer.read(), "stdin")
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{name} is no UTF-8: byte {data[error.start]:#04x} at offset {error.start}") from None
+
+
+def _parse_ids(listed: str) -> bytes:
+    words = listed.replace(",", " ").replace("[", " ").replace("]", " ").split()
+    try:
+        return pack_u32([int(word) for word in words])
+    except (ValueError, OverflowError):
+        wrong = next(word for word in words if not (word.isascii() and word.isdigit() and int(word) < 1 << 32))
+        raise click.UsageError(f"{wrong!r} is no token id; write integers from 0, separated by commas") from None

@@ -1,0 +1,85 @@
+"""A client for one command: dials the stack, says whom it waits for, turns Ctrl-C into Cancel and exit 130."""
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import click
+import trio
+
+from ops.cli.exits import DEADLINE, FAULT, INTERRUPTED, NO_STACK, OK, fail
+from ops.client import Client, ServiceAway, connected
+from ops.waiting import stack_runs
+from shared.config import Config, load_config
+from shared.messages.front import Finish
+from shared.paths import Places, default_home
+from shared.peers import ProtocolViolation, RequestFailed
+
+
+def say(text: str) -> None:
+    """A line for people, on stderr."""
+    click.echo(f"perdure: {text}", err=True)
+
+
+def notice(away: tuple[str, ...]) -> None:
+    """Says whom the command waits for."""
+    say(f"waiting for {', '.join(away)}" if away else "going on")
+
+
+class Interrupts:
+    """Ctrl-C cancels `scope` (the session, or the answer that is being shown); a second one ends the process."""
+
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self.scope = scope
+
+    async def listen(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """For ever."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                if self.scope.cancel_called:  # it did not help: stdout may be stuck
+                    os._exit(INTERRUPTED)
+                self.scope.cancel()
+
+
+Work = Callable[[Client, Interrupts], Awaitable[int]]
+
+
+def run_session(work: Work) -> None:
+    """Runs `work` with a client and ends the process with the code that it returns."""
+    config = load_config()
+    places = Places(default_home())
+    if not stack_runs(places):
+        fail(NO_STACK, f"no stack runs on {places.home}; start one with `perdure serve`")
+    try:
+        code = trio.run(_session, work, config, places)
+    except ServiceAway as away:
+        fail(NO_STACK, str(away))
+    except (RequestFailed, ProtocolViolation) as error:
+        fail(FAULT, f"a service failed: {error}")
+    if code == INTERRUPTED:
+        os._exit(code)  # a thread may still wait for stdin or a pager; a clean exit would wait for it too
+    sys.exit(code)
+
+
+async def _session(work: Work, config: Config, places: Places) -> int:
+    timeout = config.supervise.recovery_timeout_s
+    with trio.CancelScope() as scope:
+        async with connected(places, notice=notice, recovery_timeout_s=timeout) as client:
+            interrupts = Interrupts(scope)
+            await client.nursery.start(interrupts.listen)
+            return await work(client, interrupts)
+    return INTERRUPTED
+
+
+def exit_code(finish: Finish) -> int:
+    """How a command ends whose request ended so."""
+    if finish.reason == "error":
+        code, reason = finish.error or ("error", "unknown")
+        say(f"the request failed ({code}): {reason}")
+        return FAULT
+    if finish.reason == "deadline":
+        say("the deadline passed")
+        return DEADLINE
+    return INTERRUPTED if finish.reason == "cancelled" else OK

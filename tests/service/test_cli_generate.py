@@ -1,0 +1,263 @@
+"""`perdure generate` and `perdure chat` as processes, against real front services and a played scheduler."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from services.detokenizer.actor import Detokenizer
+from services.tokenizer.actor import Tokenizer
+from shared.config import Config, ModelConfig
+from shared.messages.base import unpack_u32
+from shared.paths import Places
+from shared.testing import running
+from tests.service.played_scheduler import PlayedScheduler
+
+ID = "ab" * 16
+CONFIG = Config(model=ModelConfig(source="toy:1"))
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@asynccontextmanager
+async def stack(places: Places, answer: bytes | None = b"hello") -> AsyncIterator[PlayedScheduler]:
+    async with (
+        running(PlayedScheduler, places, CONFIG, journal={}) as played,
+        running(Tokenizer, places, CONFIG),
+        running(Detokenizer, places, CONFIG),
+    ):
+        played.answer_with = answer
+        yield played
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "ops.cli", *words]
+
+
+def environ(places: Places) -> dict[str, str]:
+    return os.environ | {"PERDURE_HOME": str(places.home), "PYTHONPATH": str(ROOT)}
+
+
+async def perdure(places: Places, *words: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    with trio.fail_after(60):
+        done = await trio.run_process(
+            command(*words),
+            stdin=stdin,
+            env=environ(places),
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+        )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def prompt_of(played: PlayedScheduler) -> bytes:
+    (entry,) = played.journal.values()
+    return bytes(unpack_u32(entry.submit.ids).tolist())
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "prompt"),
+    [
+        (("hé you",), b"", "hé you"),
+        (("--prompt", "hé"), b"", "hé"),
+        ((), b"from stdin\n", "from stdin\n"),
+        (("--ids", "104, 105"), b"", "hi"),
+        (("--ids", "-"), b"[104 105]", "hi"),
+        (("--system", "be kind", "hi"), b"", "system: be kind\nuser: hi\nassistant:"),
+        (("--chat", "hi"), b"", "user: hi\nassistant:"),
+    ],
+)
+async def test_every_kind_of_input_becomes_the_prompt(
+    places: Places, words: tuple[str, ...], stdin: bytes, prompt: str
+) -> None:
+    async with stack(places) as played:
+        assert await perdure(places, "generate", *words, stdin=stdin) == (0, "hello\n", "")
+        assert prompt_of(played) == prompt.encode()
+
+
+async def test_a_file_is_read_byte_by_byte_as_it_is(places: Places, tmp_path: Path) -> None:
+    path = tmp_path / "prompt"
+    path.write_bytes(b"line\r\n\n end ")
+    async with stack(places) as played:
+        assert (await perdure(places, "generate", "--file", str(path)))[0] == 0
+        assert prompt_of(played) == path.read_bytes()
+
+
+async def test_json_is_one_object_with_exactly_the_promised_fields(places: Places) -> None:
+    async with stack(places):
+        code, out, _ = await perdure(places, "generate", "hi", "--json", "--id", ID, "-n", "4")
+    assert code == 0
+    assert json.loads(out) == {
+        "id": ID,
+        "choice": 0,
+        "index": 0,
+        "ids": list(b"hell"),
+        "text": "hell",
+        "finish_reason": "length",
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 4,
+            "cached_tokens": 0,
+            "cached_by_tier": {"device": 0, "host": 0, "disk": 0},
+        },
+        "timing": {"queued_s": 0, "ttft_s": 0.5, "total_s": 1},
+    }
+
+
+async def test_json_lines_join_to_the_same_answer(places: Places) -> None:
+    async with stack(places, None) as played, trio.open_nursery() as nursery:
+        outputs: list[tuple[int, str, str]] = []
+
+        async def run() -> None:
+            outputs.append(await perdure(places, "generate", "hi", "--json", "--stream", "--id", ID))
+
+        nursery.start_soon(run)
+        while ID not in played.journal:
+            await trio.lowlevel.checkpoint()
+        for n in range(3):
+            played.draw(ID, f"word {n} ".encode())
+        played.end(ID)
+    ((code, out, _),) = outputs
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert "".join(line["text"] for line in lines) == "word 0 word 1 word 2 "
+    assert [line["index"] for line in lines] == [sum(len(x["ids"]) for x in lines[:n]) for n in range(len(lines))]
+    assert ["finish_reason" in line for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+async def test_a_refusal_is_exit_3_with_code_reason_and_numbers(places: Places) -> None:
+    async with stack(places):
+        code, out, err = await perdure(places, "generate", "hi", "-n", "0", "--json", "--id", ID)
+        assert code == 3
+        assert json.loads(out)["error"] == {
+            "code": "bad_request",
+            "reason": "max_tokens is 0; it must be at least 1",
+            "numbers": {"max_tokens": 0},
+        }
+        assert "max_tokens is 0" in err
+        assert (await perdure(places, "generate", "hi"))[0] == 0
+
+
+async def test_x03_a_prompt_over_the_context_is_exit_3_before_any_output(places: Places) -> None:
+    async with stack(places):
+        code, out, err = await perdure(places, "generate", stdin=b"x" * 5000)
+    assert (code, out) == (3, "")
+    assert "prompt is 5,000 tokens; the model's context is 4,096" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin"),
+    [
+        (("a", "--ids", "1"), b""),
+        (("--ids", "1,x"), b""),
+        (("--ids", "-5"), b""),
+        (("--ids", "1", "--chat"), b""),
+        (("--file", "/does/not/exist"), b""),
+        ((), b"\xff\xfe"),
+        (("a", "--attach", ID), b""),
+        (("a", "--no-such-option"), b""),
+    ],
+)
+async def test_wrong_usage_is_exit_2_and_no_trace(places: Places, words: tuple[str, ...], stdin: bytes) -> None:
+    async with stack(places) as played:
+        code, out, err = await perdure(places, "generate", *words, stdin=stdin)
+        assert (code, out) == (2, "")
+        assert "Traceback" not in err
+        assert played.journal == {}
+
+
+async def test_without_a_stack_it_is_exit_4_at_once(places: Places) -> None:
+    code, out, err = await perdure(places, "generate", "hi")
+    assert (code, out) == (4, "")
+    assert "no stack runs on" in err
+
+
+@pytest.mark.parametrize(("reason", "wanted"), [("deadline", 5), ("error", 1), ("stop", 0), ("cancelled", 130)])
+async def test_how_a_request_ends_is_the_exit_code(places: Places, reason: Any, wanted: int) -> None:
+    async with stack(places, None) as played, trio.open_nursery() as nursery:
+        codes: list[int] = []
+
+        async def run() -> None:
+            codes.append((await perdure(places, "generate", "hi", "--id", ID, "--deadline", "9"))[0])
+
+        nursery.start_soon(run)
+        while ID not in played.journal:
+            await trio.lowlevel.checkpoint()
+        assert played.journal[ID].submit.deadline_s == 9.0
+        played.end(ID, reason)
+    assert codes == [wanted]
+
+
+async def test_ctrl_c_cancels_the_request_and_exits_130(places: Places) -> None:
+    async with stack(places, None) as played:
+        process = await trio.lowlevel.open_process(
+            command("generate", "hi", "--id", ID), env=environ(places), stdout=subprocess.PIPE
+        )
+        while ID not in played.journal:
+            await trio.lowlevel.checkpoint()
+        played.draw(ID, b"first")
+        assert process.stdout is not None
+        with trio.fail_after(30):
+            assert await process.stdout.receive_some() == b"first"
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 130
+        assert [cancel.id for cancel in played.cancels] == [ID]
+        await process.stdout.aclose()
+
+
+async def test_detached_prints_the_id_and_can_be_followed(places: Places) -> None:
+    async with stack(places, None) as played:
+        code, out, _ = await perdure(places, "generate", "hi", "--detached")
+        assert (code, played.cancels) == (0, [])
+        request_id = out.strip()
+        assert played.journal[request_id].submit.detached
+        played.draw(request_id, b"later")
+        played.end(request_id)
+        assert (await perdure(places, "generate", "--attach", request_id))[:2] == (0, "later\n")
+        assert (await perdure(places, "generate", "--attach", request_id, "--from", "3"))[:2] == (0, "er\n")
+
+
+async def test_sampling_flags_reach_the_scheduler(places: Places) -> None:
+    flags = "-n 3 -t 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 7 --stop a --stop b --ignore-eos --no-store --no-read"
+    async with stack(places) as played:
+        assert (await perdure(places, "generate", "hi", *flags.split(), "--cache-salt", "s"))[0] == 0
+        (entry,) = played.journal.values()
+    submit, sample = entry.submit, entry.submit.sample
+    assert (submit.max_tokens, submit.stop, submit.stop_ids, submit.no_store, submit.no_read) == (
+        3,
+        ("a", "b"),
+        (),
+        True,
+        True,
+    )
+    assert (sample.temperature, sample.top_k, sample.top_p, sample.min_p, sample.seed) == (0.5, 4, 0.9, 0.1, 7)
+    assert submit.salt != b""
+
+
+async def test_a_chat_carries_its_turns_along(places: Places) -> None:
+    async with stack(places) as played:
+        said = b"first\n\nsecond\n/new\nthird\n"
+        assert await perdure(places, "chat", "--system", "s", stdin=said) == (0, "hello\nhello\nhello\n", "")
+        prompts = [bytes(unpack_u32(entry.submit.ids).tolist()).decode() for entry in played.journal.values()]
+    one = "system: s\nuser: first\nassistant:"
+    two = "system: s\nuser: first\nassistant: hello\nuser: second\nassistant:"
+    assert prompts == [one, two, "system: s\nuser: third\nassistant:"]
+
+
+async def test_a_turn_that_was_refused_is_not_part_of_the_chat(places: Places) -> None:
+    async with stack(places) as played:
+        code, out, err = await perdure(places, "chat", "--json", stdin=b"x" * 5000 + b"\nok\n")
+        (entry,) = played.journal.values()
+    assert code == 0
+    assert [json.loads(line).get("error", {}).get("code") for line in out.splitlines()] == ["context_too_long", None]
+    assert bytes(unpack_u32(entry.submit.ids).tolist()) == b"user: ok\nassistant:"
+    assert "5,0" in err
