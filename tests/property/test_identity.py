@@ -1,0 +1,116 @@
+"""Identities are equal if and only if everything that changes KV is equal, in any process, for ever."""
+
+import os
+import subprocess
+import sys
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import identity
+
+KEY = bytes(range(32))
+texts = st.text(max_size=6)
+fields = st.dictionaries(texts, st.one_of(texts, st.integers(0, 2**40), st.binary(max_size=6)), max_size=4)
+tokens = st.lists(st.integers(0, 2**32 - 1), max_size=12)
+
+GOLDEN = """
+from array import array
+from shared import identity
+key = bytes(range(32))
+facts = {"weights": b"abc", "layers": 30, "dtype": "fp32"}
+root = identity.root(key, identity.fingerprint(facts), adapter="x", salt=identity.tenant_salt(key, "alice"))
+print(root.hex(), *(h.hex() for h in identity.chain(key, root, array("I", range(40)).tobytes(), 16)))
+"""
+
+
+@pytest.mark.parametrize("seeds", [("1", "2"), ("0", "123"), ("random", "1")])
+def test_w08_p12_names_are_equal_bytes_in_processes_with_other_hash_seeds(seeds: tuple[str, str]) -> None:
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", GOLDEN], env=os.environ | {"PYTHONHASHSEED": s}, capture_output=True, check=True
+        ).stdout
+        for s in seeds
+    ]
+    assert printed[0] == printed[1]
+    names = printed[0].split()
+    assert len(names) == 3  # the root and two full blocks; the partial tail has no name
+    assert all(len(bytes.fromhex(name.decode())) == 32 for name in names)
+
+
+def test_w08_names_are_those_of_earlier_versions() -> None:
+    """Golden values: whoever changes the derivation must raise KEY_FORMAT, or old caches answer for new keys."""
+    root = identity.root(KEY, identity.fingerprint({"layers": 30, "dtype": "fp32"}), salt=b"s")
+    assert identity.KEY_FORMAT == 1
+    assert identity.child(KEY, root, array("I", range(16)).tobytes()).hex() == GOLDEN_CHILD
+
+
+GOLDEN_CHILD = "cd042a787f7d45f7541d93adf08739441e2e9d7f04a96fb2df8aa7e6f48254b9"
+
+
+@given(one=fields, other=fields)
+def test_fingerprints_are_equal_only_for_equal_facts(one: dict, other: dict) -> None:
+    same = {k: (type(v), v) for k, v in one.items()} == {k: (type(v), v) for k, v in other.items()}
+    assert (identity.fingerprint(one) == identity.fingerprint(other)) == same
+
+
+@given(facts=fields, order=st.randoms(use_true_random=False))
+def test_a_fingerprint_does_not_depend_on_the_order_of_facts(facts: dict, order) -> None:
+    shuffled = list(facts.items())
+    order.shuffle(shuffled)
+    assert identity.fingerprint(facts) == identity.fingerprint(dict(shuffled))
+
+
+@given(
+    a=st.tuples(st.binary(max_size=4), texts, st.binary(max_size=4)),
+    b=st.tuples(st.binary(max_size=4), texts, st.binary(max_size=4)),
+)
+def test_roots_are_equal_only_for_equal_fingerprint_adapter_and_salt(a, b) -> None:
+    one = identity.root(KEY, a[0], adapter=a[1], salt=a[2])
+    assert (one == identity.root(KEY, b[0], adapter=b[1], salt=b[2])) == (a == b)
+
+
+@pytest.mark.parametrize("name", ["X", "", "salt", "\x04salt"])
+def test_fields_are_framed_so_an_adapter_never_equals_a_salt(name: str) -> None:
+    as_adapter = identity.root(KEY, b"f" * 32, adapter=name)
+    as_salt = identity.root(KEY, b"f" * 32, salt=name.encode())
+    assert (as_adapter == as_salt) == (name == "")
+    assert identity.root(KEY, b"f" * 32, adapter="ab", salt=b"c") != identity.root(
+        KEY, b"f" * 32, adapter="a", salt=b"bc"
+    )
+    assert identity.fingerprint({"a": "1"}) != identity.fingerprint({"a": 1})
+    assert identity.fingerprint({"a": "bc"}) != identity.fingerprint({"ab": "c"})
+
+
+@given(one=tokens, other=tokens, block_tokens=st.sampled_from([1, 2, 4]))
+def test_a_block_is_shared_if_and_only_if_all_tokens_up_to_its_end_are_equal(one, other, block_tokens: int) -> None:
+    root = b"r" * 32
+    names = [list(identity.chain(KEY, root, array("I", ids).tobytes(), block_tokens)) for ids in (one, other)]
+    assert [len(n) for n in names] == [len(one) // block_tokens, len(other) // block_tokens]
+    for i in range(len(names[0])):
+        for j in range(len(names[1])):
+            prefixes_equal = one[: (i + 1) * block_tokens] == other[: (j + 1) * block_tokens]
+            assert (names[0][i] == names[1][j]) == prefixes_equal
+
+
+@given(a=st.binary(min_size=32, max_size=32), b=st.binary(min_size=32, max_size=32))
+def test_another_key_another_name(a: bytes, b: bytes) -> None:
+    for make in (
+        lambda key: identity.root(key, b"f" * 32),
+        lambda key: identity.child(key, b"p" * 32, b"tokens"),
+        lambda key: identity.tenant_salt(key, "alice"),
+    ):
+        assert (make(a) == make(b)) == (a == b)
+
+
+def test_a_truncated_key_is_refused_and_a_new_one_is_private(tmp_path) -> None:
+    path = tmp_path / "identity.key"
+    key = identity.load_or_create_key(path)
+    assert identity.load_or_create_key(path) == key
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["identity.key"]
+    path.write_bytes(key[:31])
+    with pytest.raises(ValueError, match="31 bytes, a key has 32"):
+        identity.load_or_create_key(path)
