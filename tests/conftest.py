@@ -10,6 +10,10 @@ import pytest
 
 from shared.paths import Places
 
+# Before torch is imported: as in a worker, its OpenMP threads sleep at a barrier instead of spinning, or tests beside
+# other work become many times slower.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 hypothesis.settings.register_profile("ci", max_examples=60, deadline=None, stateful_step_count=40)
 hypothesis.settings.register_profile("many", max_examples=2000, deadline=None, stateful_step_count=80)
 hypothesis.settings.load_profile("many" if os.environ.get("PERDURE_HYPOTHESIS") == "many" else "ci")
