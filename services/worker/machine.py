@@ -1,13 +1,13 @@
 """What this machine lets this process have: cores and memory, cgroup limits included. Reads /proc and /sys only."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def _own_groups(root: Path, controller: str) -> Iterator[Path]:
+def own_cgroups(controller: str, root: Path = CGROUP) -> Iterator[Path]:
     """Directories of our cgroup and its ancestors, of v2 or of v1's `controller`, innermost first."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -31,10 +31,10 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _cgroup_headroom(root: Path) -> int | None:
-    """Bytes below the tightest memory limit; reclaimable page cache counts as free."""
+def memory_headroom(groups: Iterable[Path]) -> int | None:
+    """Bytes below the tightest memory limit of these cgroups, None without one; reclaimable page cache is free."""
     room: list[int] = []
-    for group in _own_groups(root, "memory"):
+    for group in groups:
         limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
         used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
         if limit is None or used is None:
@@ -48,20 +48,19 @@ def _cgroup_headroom(root: Path) -> int | None:
     return min(room, default=None)
 
 
-def available_memory(root: Path = CGROUP) -> int:
+def available_memory() -> int:
     """Bytes that this process may still take without swapping or being killed."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
-    room = _cgroup_headroom(root)
+    room = memory_headroom(own_cgroups("memory"))
     return free if room is None else min(free, room)
 
 
-def usable_cores(root: Path = CGROUP) -> int:
-    """Cores this process may use: its affinity, and no more than the cgroup's CPU quota pays for."""
-    cores = len(os.sched_getaffinity(0))
-    for group in _own_groups(root, "cpu"):
+def paid_cores(groups: Iterable[Path], cores: int) -> int:
+    """`cores`, or what the tightest CPU quota of these cgroups pays for, at least 1."""
+    for group in groups:
         try:
             quota, period = (int(x) for x in (group / "cpu.max").read_text().split())
         except (OSError, ValueError):  # no v2 limit
@@ -69,6 +68,11 @@ def usable_cores(root: Path = CGROUP) -> int:
         if quota > 0 and period > 0:
             cores = min(cores, max(1, round(quota / period)))
     return cores
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and no more than the cgroup's CPU quota pays for."""
+    return paid_cores(own_cgroups("cpu"), len(os.sched_getaffinity(0)))
 
 
 def resident_bytes() -> tuple[int, int]:
