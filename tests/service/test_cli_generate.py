@@ -8,15 +8,17 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
+from click.testing import CliRunner
 
+from ops.cli import exits, main
 from services.detokenizer.actor import Detokenizer
 from services.tokenizer.actor import Tokenizer
 from shared.config import Config, ModelConfig
 from shared.messages.base import unpack_u32
+from shared.messages.front import FinishReason
 from shared.paths import Places
 from shared.testing import running
 from tests.service.played_scheduler import PlayedScheduler
@@ -59,37 +61,33 @@ async def perdure(places: Places, *words: str, stdin: bytes = b"") -> tuple[int,
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def prompt_of(played: PlayedScheduler) -> bytes:
-    (entry,) = played.journal.values()
-    return bytes(unpack_u32(entry.submit.ids).tolist())
+INPUTS: list[tuple[tuple[str, ...], bytes, str]] = [
+    (("hé you",), b"", "hé you"),
+    (("--prompt", "hé"), b"", "hé"),
+    ((), b"from stdin\n", "from stdin\n"),
+    (("--ids", "104, 105"), b"", "hi"),
+    (("--ids", "-"), b"[104 105]", "hi"),
+    (("--system", "be kind", "hi"), b"", "system: be kind\nuser: hi\nassistant:"),
+    (("--chat", "hi"), b"", "user: hi\nassistant:"),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "stdin", "prompt"),
-    [
-        (("hé you",), b"", "hé you"),
-        (("--prompt", "hé"), b"", "hé"),
-        ((), b"from stdin\n", "from stdin\n"),
-        (("--ids", "104, 105"), b"", "hi"),
-        (("--ids", "-"), b"[104 105]", "hi"),
-        (("--system", "be kind", "hi"), b"", "system: be kind\nuser: hi\nassistant:"),
-        (("--chat", "hi"), b"", "user: hi\nassistant:"),
-    ],
-)
-async def test_every_kind_of_input_becomes_the_prompt(
-    places: Places, words: tuple[str, ...], stdin: bytes, prompt: str
-) -> None:
-    async with stack(places) as played:
-        assert await perdure(places, "generate", *words, stdin=stdin) == (0, "hello\n", "")
-        assert prompt_of(played) == prompt.encode()
-
-
-async def test_a_file_is_read_byte_by_byte_as_it_is(places: Places, tmp_path: Path) -> None:
+async def test_every_kind_of_input_becomes_the_prompt(places: Places, tmp_path: Path) -> None:
     path = tmp_path / "prompt"
     path.write_bytes(b"line\r\n\n end ")
+    inputs = [*INPUTS, (("--file", str(path)), b"", path.read_bytes().decode())]
     async with stack(places) as played:
-        assert (await perdure(places, "generate", "--file", str(path)))[0] == 0
-        assert prompt_of(played) == path.read_bytes()
+
+        async def one(n: int, words: tuple[str, ...], stdin: bytes) -> None:
+            done = await perdure(places, "generate", *words, "--id", f"{n:032x}", stdin=stdin)
+            assert done == (0, "hello\n", "")
+
+        async with trio.open_nursery() as nursery:
+            for n, (words, stdin, _) in enumerate(inputs):
+                nursery.start_soon(one, n, words, stdin)
+        for n, (_, _, prompt) in enumerate(inputs):
+            ids = unpack_u32(played.journal[f"{n:032x}"].submit.ids)
+            assert bytes(ids.tolist()) == prompt.encode()
 
 
 async def test_json_is_one_object_with_exactly_the_promised_fields(places: Places) -> None:
@@ -167,12 +165,14 @@ async def test_x03_a_prompt_over_the_context_is_exit_3_before_any_output(places:
         (("a", "--no-such-option"), b""),
     ],
 )
-async def test_wrong_usage_is_exit_2_and_no_trace(places: Places, words: tuple[str, ...], stdin: bytes) -> None:
-    async with stack(places) as played:
-        code, out, err = await perdure(places, "generate", *words, stdin=stdin)
-        assert (code, out) == (2, "")
-        assert "Traceback" not in err
-        assert played.journal == {}
+def test_wrong_usage_is_exit_2_and_no_trace(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], stdin: bytes
+) -> None:
+    monkeypatch.setattr(exits, "quiet_logs", lambda: None)  # it would outlive this test
+    done = CliRunner().invoke(main, ["generate", *words], input=stdin)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Error:" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 async def test_without_a_stack_it_is_exit_4_at_once(places: Places) -> None:
@@ -181,20 +181,28 @@ async def test_without_a_stack_it_is_exit_4_at_once(places: Places) -> None:
     assert "no stack runs on" in err
 
 
-@pytest.mark.parametrize(("reason", "wanted"), [("deadline", 5), ("error", 1), ("stop", 0), ("cancelled", 130)])
-async def test_how_a_request_ends_is_the_exit_code(places: Places, reason: Any, wanted: int) -> None:
-    async with stack(places, None) as played, trio.open_nursery() as nursery:
-        codes: list[int] = []
+async def test_how_a_request_ends_is_the_exit_code(places: Places) -> None:
+    ends: dict[FinishReason, int] = {"deadline": 5, "error": 1, "stop": 0, "cancelled": 130}
+    codes: dict[str, int] = {}
+    async with stack(places, None) as played:
 
-        async def run() -> None:
-            codes.append((await perdure(places, "generate", "hi", "--id", ID, "--deadline", "9"))[0])
+        async def one(reason: FinishReason) -> None:
+            request_id = reason.encode().hex().ljust(32, "0")
+            async with trio.open_nursery() as nursery:
 
-        nursery.start_soon(run)
-        while ID not in played.journal:
-            await trio.lowlevel.checkpoint()
-        assert played.journal[ID].submit.deadline_s == 9.0
-        played.end(ID, reason)
-    assert codes == [wanted]
+                async def run() -> None:
+                    codes[reason] = (await perdure(places, "generate", "x", "--id", request_id, "--deadline", "9"))[0]
+
+                nursery.start_soon(run)
+                while request_id not in played.journal:
+                    await trio.lowlevel.checkpoint()
+                assert played.journal[request_id].submit.deadline_s == 9.0
+                played.end(request_id, reason)
+
+        async with trio.open_nursery() as nursery:
+            for reason in ends:
+                nursery.start_soon(one, reason)
+    assert codes == ends
 
 
 async def test_ctrl_c_cancels_the_request_and_exits_130(places: Places) -> None:
