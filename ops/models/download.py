@@ -165,7 +165,8 @@ def _reason(said: str) -> str:
         return "this Python has no pip (`python -m ensurepip` installs it)"
     lost = [line for line in lines if "connection" in line.lower() or "timed out" in line.lower()]
     if lost:
-        return f"no connection to the package index ({lost[-1][:200]})"
+        detail = lost[-1].partition("connection broken by ")[2] or lost[-1]
+        return f"no connection to the package index ({detail[:200]})"
     return (errors or lines or ["pip said nothing"])[-1][:300]
 
 

@@ -10,6 +10,7 @@ import pytest
 from shared.model.gguf_header import read_header
 from shared.model.spec import BadModel, ModelMissing, open_model
 from shared.model.tensors import dequantise, row_bytes
+from tests.models import smollm2_path
 from tests.tiny_models import Tiny, gguf_name, permuted, train_vocabulary, unpermuted, write_directory, write_gguf
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
@@ -227,3 +228,23 @@ def test_gguf_names_of_the_test_kit_are_those_of_the_package() -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
     for name in Tiny(family="qwen3").tensors():
         assert names.get_name(name, try_suffixes=(".weight",)) == gguf_name(name)
+
+
+def test_smollm2_is_what_its_authors_published() -> None:
+    source = open_model(str(smollm2_path()), smollm2_path().parent)
+    spec = source.spec
+    sizes = (spec.layers, spec.heads, spec.kv_heads, spec.head_dim, spec.hidden, spec.intermediate, spec.vocab)
+    assert sizes == (30, 9, 3, 64, 576, 1536, 49152)
+    assert (spec.architecture, spec.tied, spec.max_context, spec.rope.theta) == ("llama", True, 8192, 100000.0)
+    assert (spec.bos_id, spec.add_bos, spec.stop_ids, spec.format) == (1, False, (2,), "Q4_1")
+    assert spec.kv_layout("bf16").block_tokens == 32  # 22.5 KiB a token: the block nearest 1 MiB
+    kinds = [tensor.kind for tensor in source.tensors().values()]
+    assert (kinds.count("Q4_1"), kinds.count("Q8_0"), kinds.count("F32")) == (210, 1, 61)
+
+
+def test_smollm2_dequantises_as_the_package_does() -> None:
+    source = open_model(str(smollm2_path()), smollm2_path().parent)
+    for name in ("embed", "layers.0.q", "layers.17.k", "layers.29.down", "norm"):
+        tensor = source.tensors()[name]
+        expected = gguf.dequantize(tensor.raw(), gguf.GGMLQuantizationType[tensor.kind])
+        assert np.array_equal(tensor.fp32().view(np.uint32), expected.reshape(tensor.shape).view(np.uint32)), name
