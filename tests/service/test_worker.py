@@ -6,37 +6,24 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import trio
 
 from services.worker.actor import MAX_PLANS, Worker
 from shared.config import Config, FaultsConfig, KVConfig, ModelConfig
-from shared.messages.base import pack_u32, unpack_u64
-from shared.messages.engine import (
-    Copy,
-    Idle,
-    Plan,
-    Quiesce,
-    Result,
-    Row,
-    SampleSpec,
-    Transfer,
-    Transferred,
-    WorkerReady,
-)
+from shared.messages.engine import Copy, Idle, Plan, Quiesce, Result
 from shared.messages.hello import Snapshot, Status
 from shared.model.toy import toy_generate
 from shared.paths import Places
-from shared.peers import Peer
-from shared.testing import TestMailbox, dialled, mailbox_of, running
+from shared.testing import dialled, running
+from tests.service.played_plans import Playing, Scheduler, launch, make_arena, meet, row
 
 SEED = 7
 BLOCK = 1024
 BLOCKS = 40
-GREEDY = SampleSpec()
-Scheduler = mailbox_of("scheduler", frozenset({"worker"}))
+ARENA = 64 * BLOCK
+TOY = {"PERDURE_MODEL__SOURCE": f"toy:{SEED}", "PERDURE_KV__POOL_BYTES": str(BLOCKS * BLOCK)}
 
 
 def config(**faults: object) -> Config:
@@ -47,90 +34,9 @@ def config(**faults: object) -> Config:
     )
 
 
-class Playing:
-    """The scheduler's side of one worker: plans and transfers with their numbers, answers in order."""
-
-    def __init__(self, mailbox: TestMailbox, peer: Peer, ready: WorkerReady, arena: Path) -> None:
-        self.mailbox = mailbox
-        self.peer = peer
-        self.ready = ready
-        self.arena = arena
-        self.epoch = 0
-        self.seq = 0
-
-    async def quiesce(self, epoch: int) -> None:
-        self.epoch = epoch
-        idle = await self.peer.ask(Quiesce(epoch=epoch), Idle, deadline_s=10)
-        assert idle.epoch == epoch
-
-    def plan(self, *rows: Row, epoch: int | None = None) -> int:
-        self.seq += 1
-        self.peer.send(Plan(epoch=self.epoch if epoch is None else epoch, seq=self.seq, rows=rows))
-        return self.seq
-
-    async def result(self) -> Result:
-        _, _, message = await self.mailbox.receive(Result)
-        assert isinstance(message, Result)
-        return message
-
-    async def step(self, *rows: Row) -> list[int]:
-        seq = self.plan(*rows)
-        result = await self.result()
-        assert (result.epoch, result.seq) == (self.epoch, seq)
-        assert [r.error for r in result.rows] == [None] * len(rows)
-        return [r.token for r in result.rows]
-
-    async def generate(self, prompt: list[int], n: int, blocks: list[int], *, chunk: int, cached: int = 0) -> list[int]:
-        out: list[int] = []
-        start = cached
-        while start < len(prompt):
-            ids = prompt[start : start + chunk]
-            last = start + len(ids) == len(prompt)
-            (token,) = await self.step(row(1, start, ids, blocks, GREEDY if last else None))
-            assert (token == -1) != last
-            start += len(ids)
-        out.append(token)
-        while len(out) < n:
-            (token,) = await self.step(row(1, len(prompt) + len(out) - 1, out[-1:], blocks))
-            out.append(token)
-        return out
-
-    def transfer(self, save: bool, *copies: Copy, epoch: int | None = None, key: str = "k1") -> int:
-        self.seq += 1
-        epoch = self.epoch if epoch is None else epoch
-        arena = str(self.arena)
-        self.peer.send(Transfer(epoch=epoch, seq=self.seq, save=save, arena=arena, arena_key=key, copies=copies))
-        return self.seq
-
-    async def copied(self, save: bool, *copies: Copy, key: str = "k1") -> tuple[list[int], list[int]]:
-        """Runs the copies -> (ok, checksums)."""
-        seq = self.transfer(save, *copies, key=key)
-        _, _, done = await self.mailbox.receive(Transferred)
-        assert (done.epoch, done.seq) == (self.epoch, seq)
-        return list(done.ok), list(unpack_u64(done.checksums))
-
-
-def row(key: int, start: int, ids: list[int], blocks: list[int], sample: SampleSpec | None = GREEDY) -> Row:
-    return Row(key, start, pack_u32(ids), pack_u32(blocks), sample)
-
-
-async def meet(mailbox: TestMailbox, arena: Path, epoch: int) -> Playing:
-    """Receives WorkerReady and quiesces, as a new scheduler does."""
-    peer, _, ready = await mailbox.receive(WorkerReady)
-    playing = Playing(mailbox, peer, ready, arena)
-    await playing.quiesce(epoch)
-    return playing
-
-
-def make_arena(path: Path, slots: int = 64) -> Path:
-    path.write_bytes(bytes(slots * BLOCK))
-    path.chmod(0o600)
-    return path
-
-
 @asynccontextmanager
 async def played(places: Places, **faults: object) -> AsyncIterator[Playing]:
-    arena = make_arena(places.home / "arena")
+    arena = make_arena(places.home / "arena", ARENA)
     async with running(Scheduler, places) as mailbox, running(Worker, places, config(**faults)):
         yield await meet(mailbox, arena, 1)
 
@@ -224,7 +130,7 @@ async def test_a_new_arena_file_is_used_once_its_key_is_told(places: Places) -> 
         await scheduler.generate([1] * 16, 1, [0], chunk=16)
         _, sums = await scheduler.copied(True, Copy(0, 0))
         scheduler.arena.unlink()
-        make_arena(scheduler.arena)
+        make_arena(scheduler.arena, ARENA)
         assert (await scheduler.copied(False, Copy(1, 0, sums[0]), key="k2"))[0] == [0]  # the new file is empty
         assert (await scheduler.copied(True, Copy(0, 0), key="k2"))[0] == [1]
         assert scheduler.arena.read_bytes()[:BLOCK] != bytes(BLOCK)
@@ -286,7 +192,7 @@ async def test_a_wrong_row_ends_alone(places: Places) -> None:
 
 
 async def test_a_new_scheduler_is_told_what_the_worker_is_and_old_work_is_forgotten(places: Places) -> None:
-    arena = make_arena(places.home / "arena")
+    arena = make_arena(places.home / "arena", ARENA)
     slow = config(hooks={"worker_in_save": "delay:0.01"})
     async with trio.open_nursery() as nursery:
         async with running(Worker, places, slow):
@@ -328,23 +234,14 @@ async def test_status_shows_model_pool_and_work(places: Places) -> None:
         assert data["transfers"]["bytes_saved"] == BLOCK
 
 
-def launch(places: Places, **settings: str) -> "subprocess.Popen[bytes]":
-    environ = os.environ | {
-        "PERDURE_HOME": str(places.home),
-        "PERDURE_MODEL__SOURCE": f"toy:{SEED}",
-        "PERDURE_KV__POOL_BYTES": str(BLOCKS * BLOCK),
-    }
-    return subprocess.Popen([sys.executable, "-m", "services.worker"], env=environ | settings)
-
-
 async def test_killed_in_a_step_it_starts_with_an_empty_pool_and_the_arena_brings_its_blocks_back(
     places: Places,
 ) -> None:
-    arena = make_arena(places.home / "arena")
+    arena = make_arena(places.home / "arena", ARENA)
     prompt = [(17 * i) % 512 for i in range(40)]
     expected = toy_generate(SEED, prompt, 10)
     async with running(Scheduler, places) as mailbox:
-        first = launch(places, PERDURE_FAULTS__HOOKS__WORKER_IN_STEP="exit:4", PERDURE_INCARNATION="1")
+        first = launch(places, **TOY, PERDURE_FAULTS__HOOKS__WORKER_IN_STEP="exit:4", PERDURE_INCARNATION="1")
         try:
             scheduler = await meet(mailbox, arena, 1)
             assert await scheduler.generate(prompt, 3, [0, 1, 2], chunk=40) == expected[:3]
@@ -356,7 +253,7 @@ async def test_killed_in_a_step_it_starts_with_an_empty_pool_and_the_arena_bring
         finally:
             first.kill()
             first.wait()
-        second = launch(places, PERDURE_INCARNATION="2")
+        second = launch(places, **TOY, PERDURE_INCARNATION="2")
         try:
             scheduler = await meet(mailbox, arena, 2)
             ok, _ = await scheduler.copied(False, Copy(7, 0, sums[0]), Copy(5, BLOCK, sums[1]))
@@ -372,10 +269,10 @@ async def test_killed_in_a_step_it_starts_with_an_empty_pool_and_the_arena_bring
 
 @pytest.mark.parametrize("save", [True, False])
 async def test_killed_in_a_copy_its_exit_is_proven_and_nothing_was_answered(places: Places, save: bool) -> None:
-    arena = make_arena(places.home / "arena")
+    arena = make_arena(places.home / "arena", ARENA)
     hook = "PERDURE_FAULTS__HOOKS__WORKER_IN_SAVE" if save else "PERDURE_FAULTS__HOOKS__WORKER_IN_LOAD"
     async with running(Scheduler, places) as mailbox:
-        process = launch(places, **{hook: "exit:2"})
+        process = launch(places, **TOY, **{hook: "exit:2"})
         try:
             scheduler = await meet(mailbox, arena, 1)
             scheduler.transfer(save, Copy(0, 0), Copy(1, BLOCK), Copy(2, 2 * BLOCK))
