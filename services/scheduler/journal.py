@@ -24,10 +24,10 @@ from services.scheduler.journal_fold import Fold, keys_of
 from services.scheduler.journal_segment import (
     FORMAT,
     HEADER_BYTES,
-    header,
-    header_version,
+    pack_header,
     segment_numbers,
     segment_path,
+    unpack_header,
     write_all,
 )
 from services.scheduler.records import AnyRecord
@@ -123,14 +123,20 @@ class Journal:
         numbers = segment_numbers(self.directory)
         for number in numbers:
             with segment_path(self.directory, number).open("rb") as file:
-                version = header_version(file.read(HEADER_BYTES))
-            if version not in (None, FORMAT):
+                head = unpack_header(file.read(HEADER_BYTES))
+            if head is not None and head.version != FORMAT:
                 raise JournalFormat(
-                    f"{segment_path(self.directory, number)} is of journal format {version}, this version writes "
+                    f"{segment_path(self.directory, number)} is of journal format {head.version}, this version writes "
                     f"{FORMAT}; start the version that wrote it and let its requests end, or move the file away"
                 )
-        for number in numbers:
+        end = 0
+        for position, number in enumerate(numbers):
             data = segment_path(self.directory, number).read_bytes()
+            head = unpack_header(data)
+            if position and numbers[position - 1] != number - 1:
+                losses.append(f"{number - 1:08d}.log, or more before it, is missing")
+            elif position and head is not None and head.previous_end > end:
+                losses.append(f"{number - 1:08d}.log: ends at byte {end}, it had {head.previous_end}")
             batches, end, reason = self._read(data)
             self._keys[number] = set()
             for batch in batches:
@@ -142,9 +148,10 @@ class Journal:
                 torn = len(data) - end
             elif end < len(data):
                 losses.append(f"{number:08d}.log: {reason} at byte {end}, {len(data) - end} bytes from there are lost")
-            if last and (reason == "torn" or end == len(data)):
+            if last and head is not None and (reason == "torn" or end == len(data)) and end < self._segment_bytes:
                 self._reopen(number, data, end)
         if self._fd < 0:
+            self._size = end
             self._begin(1 + (numbers[-1] if numbers else 0))
         if fold.cut_short:
             losses.append(f"{len(fold.cut_short)} requests lost tokens and go on from before the gap")
@@ -167,8 +174,6 @@ class Journal:
         return batches, end, "torn" if _is_torn(data, end) else "a damaged record"
 
     def _reopen(self, number: int, data: bytes, end: int) -> None:
-        if end < HEADER_BYTES or header_version(data) is None or end >= self._segment_bytes:
-            return  # leave it as it is and begin another
         fd = self._io.open(segment_path(self.directory, number), os.O_WRONLY | os.O_APPEND)
         if end < len(data):
             self._io.truncate(fd, end)
@@ -213,7 +218,7 @@ class Journal:
         path = segment_path(self.directory, number)
         fd = self._io.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC)
         try:
-            write_all(self._io, fd, header(number))
+            write_all(self._io, fd, pack_header(number, self._size))
         except OSError:
             self._io.close(fd)
             raise
