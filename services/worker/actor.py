@@ -32,8 +32,8 @@ from shared.peers import Peer, PeerGone, PeerSlow
 MAX_PLANS = 2
 """Plans in the compute lane, the running one included; the scheduler plans at most one step ahead."""
 MAX_TRANSFERS = 1024
-PREFAULT_BYTES = 8 << 20
-"""Per turn of the copy lane, so that a transfer waits 20 ms at most."""
+PREFAULT_BYTES = 4 << 20
+"""Per turn of the copy lane, so that a transfer waits for few milliseconds; no turn is taken beside other work."""
 SCHEDULER = frozenset({"scheduler"})
 
 
@@ -49,6 +49,7 @@ class Worker(Actor):
         self._loading = ("starting", 0.0)
         self._runner: Runner | None = None
         self._plans = self._transfers_queued = 0
+        self._prefaulted = False
         self.dial("scheduler")
 
     async def start(self) -> None:
@@ -65,8 +66,8 @@ class Worker(Actor):
             self._stop_lanes()
             raise
         self._loading = ("ready", 1.0)
-        if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory before it is used
-            self._prefault()
+        self._prefaulted = isinstance(self._runner, ToyRunner)  # a test's pool is not worth its memory unused
+        self._prefault()
 
     async def drain(self) -> None:
         """Lets the running step and copies end, so that their outcomes still reach the scheduler."""
@@ -82,9 +83,17 @@ class Worker(Actor):
     def _progress(self, what: str, share: float) -> None:
         self._loading = (what, share)  # called in the compute thread; one assignment is atomic
 
-    def _prefault(self, last: "outcome.Outcome[bool] | None" = None) -> None:
-        if last is None or not last.unwrap():
-            self._copy.submit(lambda: self._pool.prefault(PREFAULT_BYTES), self._prefault)
+    def _prefault(self) -> None:
+        """Touches the pool bit by bit while nobody wants anything: first touch runs at a tenth of a copy's rate."""
+        if self._prefaulted or self._plans or self._transfers_queued:
+            return
+
+        def done(all_touched: outcome.Outcome[bool]) -> None:
+            self._prefaulted = all_touched.unwrap()
+            self._prefault()
+
+        self._prefaulted = True  # until `done`, so that one turn is under way at most
+        self._copy.submit(partial(self._pool.prefault, PREFAULT_BYTES), done)
 
     # --- the scheduler comes and goes
 
@@ -155,6 +164,7 @@ class Worker(Actor):
         message = result.unwrap()
         if message is not None and epoch == self._epoch:
             self._send(peer, head, message)
+        self._prefault()
 
     def _send(self, peer: Peer, head: Head, message: Message) -> None:
         """Answers a request as its reply, a push as a push."""

@@ -53,7 +53,10 @@ class ArenaMap:
                 raise ArenaUnusable(f"arena {path!r} is empty")
             self.nbytes = facts.st_size
             populate = mmap.MAP_POPULATE if facts.st_size <= POPULATE_LIMIT else 0
-            self._map = mmap.mmap(fd, facts.st_size, flags=mmap.MAP_SHARED | populate)
+            try:
+                self._map = mmap.mmap(fd, facts.st_size, flags=mmap.MAP_SHARED | populate)
+            except (OSError, ValueError) as error:  # no address space left, or it shrank since
+                raise ArenaUnusable(f"arena {path!r} can't be mapped: {error}") from error
         finally:
             os.close(fd)  # the mapping keeps a descriptor of its own, which `size` asks
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
