@@ -1,6 +1,5 @@
 """Errors about models; apart from the rest so that who only reports them imports nothing else."""
 
-
 MAX_TEXT = 600
 """Characters of an error: names in damaged files may be as long as they like."""
 

@@ -22,11 +22,17 @@ class _Added(msgspec.Struct):
     content: str
 
 
+class _Kind(msgspec.Struct):
+    type: str = "none"
+
+
 class _TokenizerFile(msgspec.Struct):
     """The part of tokenizer.json that a spec needs; msgspec skips the vocabulary without building it."""
 
     added_tokens: list[_Added] = []
     post_processor: Any = None
+    decoder: _Kind | None = None
+    model: _Kind | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,12 @@ def tokenizer_facts(path: Path) -> TokenizerFacts:
         ) from None
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadModel(f"{path} is no tokenizer file: {error}") from None
+    kinds = [part.type if part else "none" for part in (raw.model, raw.decoder)]
+    if kinds != ["BPE", "ByteLevel"]:
+        raise BadModel(
+            f"{path}: model {kinds[0]} with decoder {kinds[1]} is not supported; known is byte-level BPE "
+            "(model BPE, decoder ByteLevel)"
+        )
     prefix: list[str] = []
     suffix: list[str] = []
     for template in _templates(raw.post_processor):

@@ -73,7 +73,12 @@ class Tensor:
 
 
 def dequantise(kind: str, rows: Bytes, out: Floats) -> None:
-    """`rows` [n, bytes a row] of type `kind` -> `out` [n, values a row]."""
+    """`rows` [n, bytes a row] of type `kind` -> `out` [n, values a row]. Scales that aren't finite give such values."""
+    with np.errstate(all="ignore"):
+        _dequantise(kind, rows, out)
+
+
+def _dequantise(kind: str, rows: Bytes, out: Floats) -> None:
     rows = np.ascontiguousarray(rows)
     if kind == "F32":
         out[...] = rows.view("<f4")

@@ -32,6 +32,18 @@ def test_dequantised_values_equal_the_packages_bit_for_bit(kind: str) -> None:
     assert np.array_equal(got.view(np.uint32), np.ascontiguousarray(expected, np.float32).view(np.uint32))
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_any_bytes_dequantise_as_in_the_package(kind: str) -> None:
+    quantised = gguf.GGMLQuantizationType[kind]
+    rows = np.random.default_rng(1).integers(0, 256, (64, row_bytes(kind, 256)), dtype=np.uint8)
+    with np.errstate(all="ignore"):  # random scales: infinities and NaNs are among them
+        expected = gguf.dequantize(rows, quantised)
+    got = np.empty((64, 256), np.float32)
+    dequantise(kind, rows, got)
+    assert not np.isfinite(got).all()
+    assert np.array_equal(got, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gguf_equals_its_dequantised_safetensors_twin_bit_for_bit(family: str, kind: str, tmp_path: Path) -> None:

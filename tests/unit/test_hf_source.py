@@ -213,6 +213,18 @@ def test_a_missing_file_is_named_at_once(missing: str, reason: str, tmp_path: Pa
         spec_of(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [("decoder", {"type": "Metaspace"}, "BPE with decoder Metaspace"), ("model", {"type": "Unigram"}, "model Unigram")],
+)
+def test_another_kind_of_tokenizer_is_refused_by_name(key: str, value: Any, named: str, tmp_path: Path) -> None:
+    path = made(tmp_path, Tiny())
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer | {key: value}))
+    with pytest.raises(BadModel, match=rf"{named}.* is not supported; known is byte-level BPE"):
+        spec_of(path)
+
+
 def test_a_shard_outside_the_directory_is_refused(tmp_path: Path) -> None:
     path = made(tmp_path / "model", Tiny(), shards=2)
     (tmp_path / "evil.safetensors").write_bytes((path / "model-00002-of-00002.safetensors").read_bytes())
