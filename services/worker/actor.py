@@ -176,13 +176,20 @@ class Worker(Actor):
     # --- status
 
     def snapshot(self) -> dict[str, Any]:
-        """Model, loading progress, pool, steps, copies."""
+        """While the model loads: `note`, `loading` (what is being done), `loaded` (its share, 0 to 1).
+
+        Then also `model`, `architecture`, `backend`, `numerics`, `max_context`, `block_tokens`, `kv_dtype`, `limits`;
+        `epoch` (null between schedulers), `plans` (queued or running); `pool` (blocks, block_bytes, prefaulted bytes),
+        `steps` and `transfers` (totals since start, see StepStatistics and TransferStatistics).
+        """
         what, share = self._loading
-        data: dict[str, Any] = {"loading": what, "loaded": round(share, 3), "epoch": self._epoch, "plans": self._plans}
         if self._runner is None or not self.ready:
-            return data
+            return {"note": f"{what} {share:.0%}", "loading": what, "loaded": round(share, 3)}
         ready = self._runner.ready
-        return data | {
+        return {
+            "note": f"{ready.model} on {ready.backend}",
+            "loading": what,
+            "loaded": share,
             "model": ready.model,
             "architecture": ready.architecture,
             "backend": ready.backend,
@@ -190,8 +197,10 @@ class Worker(Actor):
             "max_context": ready.max_context,
             "block_tokens": ready.kv.block_tokens,
             "kv_dtype": ready.kv.kv_dtype,
+            "limits": ready.limits,
+            "epoch": self._epoch,
+            "plans": self._plans,
             "pool": asdict(self._pool.statistics()),
             "steps": asdict(self._steps.statistics()),
             "transfers": asdict(self._transfers.statistics()),
-            "limits": ready.limits,
         }
