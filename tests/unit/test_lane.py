@@ -1,0 +1,85 @@
+"""One thread, one job after another, outcomes in the event loop."""
+
+import threading
+
+import outcome
+import pytest
+import trio
+import trio.testing
+
+from services.worker.lane import Lane
+
+
+async def test_jobs_run_in_order_in_one_thread_that_is_not_the_loops() -> None:
+    lane = Lane("test")
+    order: list[int] = []
+    threads: set[int] = set()
+    callers: set[int] = set()
+
+    def job(i: int) -> None:
+        order.append(i)
+        threads.add(threading.get_ident())
+
+    for i in range(100):
+        lane.submit(lambda i=i: job(i), lambda _: callers.add(threading.get_ident()))  # type: ignore[misc]
+    assert lane.pending == 100
+    await lane.wait_past()
+    assert order == list(range(100))
+    assert lane.pending == 0
+    assert len(threads) == 1
+    assert callers == {threading.get_ident()}
+    assert threads.isdisjoint(callers)
+    lane.stop()
+
+
+async def test_a_job_that_raises_is_an_outcome_and_the_lane_goes_on() -> None:
+    lane = Lane("test")
+    seen: list[outcome.Outcome[int]] = []
+    lane.submit(lambda: 1 // 0, seen.append)
+    with pytest.raises(KeyError):
+        await lane.run(lambda: {}["absent"])
+    assert await lane.run(lambda: 5) == 5
+    assert isinstance(seen[0], outcome.Error)
+    assert isinstance(seen[0].error, ZeroDivisionError)
+    lane.stop()
+
+
+async def test_the_loop_answers_while_a_job_blocks_and_a_cancelled_wait_leaves_it_running() -> None:
+    lane = Lane("test")
+    release = threading.Event()
+    ended: list[bool] = []
+
+    def job() -> None:
+        release.wait()
+        ended.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lane.run, job)
+        await trio.testing.wait_all_tasks_blocked()
+        assert lane.pending == 1
+        nursery.cancel_scope.cancel()
+    assert ended == []
+    release.set()
+    await lane.wait_past()
+    assert ended == [True]
+    lane.stop()
+
+
+def test_a_lane_whose_loop_has_ended_ends_too() -> None:
+    started, release = threading.Event(), threading.Event()
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        def job() -> None:
+            started.set()
+            release.wait()
+
+        Lane("test").submit(job, lambda _: None)
+        await trio.to_thread.run_sync(started.wait)
+
+    trio.run(main)
+    release.set()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("perdure-"):
+            thread.join(10)
+            assert not thread.is_alive()
