@@ -8,8 +8,9 @@ from typing import Literal
 
 from shared.messages.base import Message
 
-RESERVE_GRANTED, RESERVE_HAVE, RESERVE_FULL, RESERVE_STALE = 0, 1, 2, 3
-"""Per-block answers to Reserve: a slot is granted; the identity is held already; no room; older epoch."""
+RESERVE_GRANTED, RESERVE_HAVE, RESERVE_FULL, RESERVE_STALE, RESERVE_NO_PARENT = 0, 1, 2, 3, 4
+"""Per-block answers to Reserve: a slot is granted; the identity is held already; no room; older epoch; the parent is
+not held (any more), so the block could never be found: save the parent first."""
 
 COMMIT_DONE, COMMIT_STALE = 0, 1
 """Per-block answers to Commit: published; refused (other incarnation, generation or epoch)."""

@@ -1,0 +1,285 @@
+"""The store's catalogue: what is held where, for whom, and what may happen next. Pure and deterministic.
+
+    engine             OpenEngine ─ Reserve ─ Commit / Abandon            (saves)
+                       Lookup ─ Found, Staged ─ Release                   (loads: `leases`)
+    disk lane          next_batch ─ written / put_back                    (write-behind: `behind`)
+                       evict_disk                                         (room on disk)
+    anybody            clear, statistics, check_integrity
+
+Events in, answers out; no files, threads, clocks. The shell brings bytes to where the answers say. Who may touch a
+slot's bytes: its engine while GRANTED, a reader thread while STAGING, everybody may read while the block is pinned.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from services.store.behind import WriteBehind, WriteOrder
+from services.store.blocks import Blocks, Counters
+from services.store.entries import DETACHED
+from services.store.headers import Headers
+from services.store.identity_table import Identities, IdentityMap, PackedMap
+from services.store.leases import Found, Generations, Leases, LookupCounters, Owner, StagedRun, StageOrder
+from services.store.order import NONE
+from services.store.records import FLAG_DOOMED
+from services.store.records import GRANTED as HEADER_GRANTED
+from services.store.records import VALID as HEADER_VALID
+from services.store.slots import CLEAN, DIRTY, FREE, GRANTED, STAGING
+from shared.messages.store import (
+    COMMIT_DONE,
+    COMMIT_STALE,
+    RESERVE_FULL,
+    RESERVE_GRANTED,
+    RESERVE_HAVE,
+    RESERVE_NO_PARENT,
+    RESERVE_STALE,
+)
+
+MAX_CLEARED_ROOTS = 4096
+"""Roots whose last clear is remembered one by one; with one more, grants of before are refused for all."""
+
+
+class Grant(NamedTuple):
+    """Answer to one reserved block; slot, offset and generation only when granted."""
+
+    status: int
+    slot: int = 0
+    offset: int = 0
+    generation: int = 0
+
+
+@dataclass(frozen=True)
+class CatalogStatistics:
+    """Blocks now, and counters since the start of this store."""
+
+    blocks: int
+    host_capacity: int
+    host_used: int
+    host_dirty: int
+    host_clean: int
+    granted: int
+    staging: int
+    pinned: int
+    on_disk: int
+    leases: int
+    queued: int
+    epoch: int
+    counters: Counters
+    lookups: LookupCounters
+
+
+def engine_number(engine: str) -> int:
+    """An engine's name as headers carry it; never 0, which is the store itself."""
+    return int.from_bytes(hashlib.blake2b(engine.encode(), digest_size=8).digest(), "little") or 1
+
+
+class Catalog:
+    """One per arena file. `starts` is how often a store has started on it, this time included."""
+
+    def __init__(
+        self,
+        headers: Headers,
+        *,
+        starts: int,
+        epoch: int = 0,
+        max_slots: int = 0,
+        make_map: Callable[[Callable[[], Identities]], IdentityMap] = PackedMap,
+    ) -> None:
+        self.blocks = Blocks(headers, max_slots=max_slots, make_map=make_map)
+        self.behind = WriteBehind(self.blocks)
+        self.leases = Leases(self.blocks, first_number=starts << 32 | 1)
+        self.generations = Generations(starts)
+        self.epoch = epoch
+        self._all_cleared_at = epoch  # what was cleared before we started is not known by root: all of it counts
+        self._root_cleared_at: dict[bytes, int] = {}
+        headers.starts, headers.epoch = starts, epoch
+
+    # --- engines ---------------------------------------------------------------------------------------------
+
+    def open_engine(self, owner: Owner, held: Sequence[tuple[int, int]]) -> list[bool]:
+        """A scheduler says which grants its worker still holds, as (slot, generation); the rest are abandoned.
+
+        Returns per held grant whether it stands. Leases of the engine's earlier schedulers end.
+        """
+        self.leases.release_owner(engine=owner[0], but=owner[1])
+        number = engine_number(owner[0])
+        kept = [self._grant_of(number, slot, generation) for slot, generation in held]
+        keep = {slot for (slot, _), stands in zip(held, kept, strict=True) if stands}
+        columns = self.blocks.slots.columns
+        mine = np.flatnonzero((columns["state"] == GRANTED) & (columns["engine"] == number))
+        for slot in mine.tolist():
+            if slot not in keep:
+                self._withdraw(slot)
+        return kept
+
+    def _grant_of(self, engine: int, slot: int, generation: int) -> bool:
+        slots = self.blocks.slots
+        return (
+            slot < slots.count
+            and slots.state[slot] == GRANTED
+            and slots.generation[slot] == generation
+            and slots.engine[slot] == engine
+        )
+
+    # --- reserve, commit, abandon ----------------------------------------------------------------------------
+
+    def is_stale(self, root: bytes, epoch: int) -> bool:
+        """Whether `root` has been cleared since `epoch`."""
+        return epoch < max(self._all_cleared_at, self._root_cleared_at.get(root, 0))
+
+    def reserve(
+        self, owner: Owner, *, root: bytes, epoch: int, length: int, blocks: Sequence[tuple[bytes, bytes]]
+    ) -> list[Grant]:
+        """Slots for full blocks, given as (identity, parent) from the front of a chain on."""
+        if self.is_stale(root, epoch):
+            return [Grant(RESERVE_STALE)] * len(blocks)
+        self.blocks.tick += 1
+        return [self._reserve(owner, root, epoch, length, identity, parent) for identity, parent in blocks]
+
+    def _reserve(self, owner: Owner, root: bytes, epoch: int, length: int, identity: bytes, parent: bytes) -> Grant:
+        entries, slots = self.blocks.entries, self.blocks.slots
+        if entries.map.get(identity) != NONE:
+            return Grant(RESERVE_HAVE)
+        before = NONE
+        if parent != root:
+            before = entries.map.get(parent)
+            if before == NONE or entries.root[before] != entries.known_root(root):
+                return Grant(RESERVE_NO_PARENT)
+            self.blocks.refresh_chain(before)
+        size = slots.size_class(length)
+        slot = self.blocks.allocate(size, protect=before) if size >= 0 else NONE
+        if slot == NONE:
+            return Grant(RESERVE_FULL)
+        generation, engine = self.generations.next(), engine_number(owner[0])
+        self.blocks.headers.write(
+            slot,
+            HEADER_GRANTED,
+            identity=identity,
+            parent=parent,
+            root=root,
+            generation=generation,
+            engine=engine,
+            epoch=epoch,
+            length=length,
+        )
+        entry = entries.add(identity, before, root, length)
+        entries.host[entry] = slot
+        entries.pins[entry] = 1
+        slots.state[slot], slots.entry[slot], slots.generation[slot] = GRANTED, entry, generation
+        slots.engine[slot], slots.epoch[slot], slots.checksum[slot] = engine, epoch, 0
+        return Grant(RESERVE_GRANTED, slot, self.blocks.headers.offset(slot), generation)
+
+    def commit(self, owner: Owner, slot: int, generation: int, checksum: int) -> int:
+        """The slot's bytes are complete: the block is published, or refused when the grant does not stand."""
+        if not self._grant_of(engine_number(owner[0]), slot, generation):
+            return COMMIT_STALE
+        entries, slots = self.blocks.entries, self.blocks.slots
+        entry = slots.entry[slot]
+        if entries.flags[entry] & DETACHED:  # cleared while it was being copied
+            self._withdraw(slot)
+            return COMMIT_STALE
+        entries.tick[entry] = self.blocks.tick
+        slots.checksum[slot] = checksum
+        self.blocks.headers.publish(slot, state=HEADER_VALID, checksum=checksum, recency=self.blocks.tick, flags=0)
+        slots.state[slot] = DIRTY
+        self.behind.push(slot)
+        self.blocks.unpin(entry)
+        return COMMIT_DONE
+
+    def abandon(self, owner: Owner, slot: int, generation: int) -> bool:
+        """The grant is given back unused; False when it does not stand."""
+        stands = self._grant_of(engine_number(owner[0]), slot, generation)
+        if stands:
+            self._withdraw(slot)
+        return stands
+
+    def _withdraw(self, slot: int) -> None:
+        entries, slots = self.blocks.entries, self.blocks.slots
+        entry = slots.entry[slot]
+        self.blocks.headers.free(slot)
+        if not entries.flags[entry] & DETACHED:
+            entries.detach(entry)
+        entries.host[entry] = NONE
+        slots.state[slot] = FREE
+        slots.give_back(slot)
+        self.blocks.unpin(entry)
+
+    # --- loads -----------------------------------------------------------------------------------------------
+
+    def lookup(self, owner: Owner, identities: list[bytes]) -> Found:
+        """See `Leases.lookup`."""
+        return self.leases.lookup(owner, identities, self.generations)
+
+    def staged(self, order: StageOrder, **outcome: bool | int | bytes) -> list[StagedRun]:
+        """See `Leases.staged`."""
+        return self.leases.staged(order, **outcome)  # type: ignore[arg-type]
+
+    # --- clear -----------------------------------------------------------------------------------------------
+
+    def clear(self, root: bytes | None = None) -> tuple[int, int]:
+        """Drops all blocks of `root`, or all, from the catalogue; (blocks, bytes) that were on the host.
+
+        The disk is the caller's to clear, durably, before it answers. Pinned blocks lose their names at once and
+        their slots when they are let go; what is granted is never published.
+        """
+        entries, slots = self.blocks.entries, self.blocks.slots
+        self._raise_epoch(root)
+        flags = entries.columns["flags"][: entries.top]
+        chosen = (flags != 0) & (flags & DETACHED == 0)
+        if root is not None:
+            chosen &= entries.columns["root"][: entries.top] == entries.known_root(root)
+        entries.columns["parent"][: entries.top][chosen] = NONE  # chains lie in one root: no link leaves the scope
+        entries.columns["children"][: entries.top][chosen] = 0
+        blocks = nbytes = 0
+        for entry in np.flatnonzero(chosen).tolist():
+            slot = entries.host[entry]
+            if slot != NONE and slots.state[slot] in (DIRTY, CLEAN):
+                blocks, nbytes = blocks + 1, nbytes + entries.length[entry]
+                self.blocks.headers.free(slot)
+            elif slot != NONE and slots.state[slot] == GRANTED:
+                self.blocks.headers.set_flags(slot, FLAG_DOOMED)
+            if not entries.pins[entry]:
+                self.blocks.leave(entry)
+            entries.detach(entry)
+            if not entries.pins[entry]:
+                self.blocks.settle(entry)
+        self.blocks.counters.cleared += blocks
+        return blocks, nbytes
+
+    def _raise_epoch(self, root: bytes | None) -> None:
+        self.epoch += 1
+        self.blocks.headers.epoch = self.epoch
+        if root is None or len(self._root_cleared_at) == MAX_CLEARED_ROOTS:
+            self._all_cleared_at = self.epoch
+            self._root_cleared_at.clear()
+        else:
+            self._root_cleared_at[root] = self.epoch
+
+    # --- facts -----------------------------------------------------------------------------------------------
+
+    def statistics(self) -> CatalogStatistics:
+        """A snapshot; O(slots) in numpy."""
+        entries, slots = self.blocks.entries, self.blocks.slots
+        states = np.bincount(slots.columns["state"], minlength=8)
+        return CatalogStatistics(
+            blocks=entries.live,
+            host_capacity=slots.capacity(),
+            host_used=slots.used,
+            host_dirty=int(states[DIRTY]),
+            host_clean=int(states[CLEAN]),
+            granted=int(states[GRANTED]),
+            staging=int(states[STAGING]),
+            pinned=int(np.count_nonzero(entries.columns["pins"])),
+            on_disk=int(np.count_nonzero(entries.columns["flags"] & 2)),
+            leases=len(self.leases.open),
+            queued=self.behind.length,
+            epoch=self.epoch,
+            counters=self.blocks.counters,
+            lookups=self.leases.counters,
+        )
+
+
+__all__ = ["Catalog", "CatalogStatistics", "Grant", "Owner", "WriteOrder", "engine_number"]

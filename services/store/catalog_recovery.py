@@ -1,0 +1,246 @@
+"""The catalogue after a restart: from the arena's headers and the disk's index, in numpy, a microsecond a block.
+
+    headers ─► adopt_host      VALID: held; GRANTED to an engine: out of use until that engine speaks;
+                               GRANTED to ourselves (a read that died with us): freed
+    index   ─► adopt_disk      batches in any order; what the host holds too becomes clean
+            ─► finish          parents linked, orders by recency, dirty blocks queued, free lists
+
+A damaged index is told late, while the store serves already: then `adopt_disk_live` takes the same batches.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.store.catalog import Catalog
+from services.store.entries import DETACHED, LIVE, ON_DISK
+from services.store.identity_table import Identities
+from services.store.order import NONE
+from services.store.records import FLAG_CLEAN, FLAG_DOOMED, VALID
+from services.store.slots import CLEAN, DIRTY, GRANTED
+
+_VALID_STATES = (DIRTY, CLEAN)
+
+
+def _bytes32(column: NDArray[Any]) -> Identities:
+    """A column of 32-byte values, void or u1[32] -> [n, 32]."""
+    return np.ascontiguousarray(column).view(np.uint8).reshape(-1, 32)
+
+
+def _first_words(rows: Identities) -> NDArray[np.uint64]:
+    return np.ascontiguousarray(rows[:, :8]).view("<u8")[:, 0]
+
+
+def _distinct(rows: Identities) -> NDArray[np.intp]:
+    """Indices of the first of each distinct row, in row order."""
+    if len(np.unique(_first_words(rows))) == len(rows):
+        return np.arange(len(rows))
+    seen: dict[bytes, int] = {}
+    for index, row in enumerate(rows):
+        seen.setdefault(row.tobytes(), index)
+    return np.array(sorted(seen.values()), np.intp)
+
+
+class Recovery:
+    """Fills a catalogue that holds nothing yet."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._blocks = catalog.blocks
+        self._entries = catalog.blocks.entries
+        self._slots = catalog.blocks.slots
+        self._parents: list[tuple[NDArray[np.uint32], Identities]] = []
+        self._late: list[tuple[bytes, bytes]] = []
+
+    # --- host ------------------------------------------------------------------------------------------------
+
+    def adopt_host(self) -> None:
+        """Reads the header tables."""
+        found = self._blocks.headers.recover()
+        dead_read = (found["state"] != VALID) & (found["engine"] == 0)
+        doomed = (found["state"] != VALID) & (found["flags"] & FLAG_DOOMED != 0)
+        for slot in found["slot"][dead_read].tolist():
+            self._blocks.headers.free(slot)
+        nameless = found[doomed & ~dead_read]
+        named = found[~doomed & ~dead_read]
+        named = named[np.lexsort((-named["generation"].astype(np.int64), named["state"] != VALID))]
+        keep = _distinct(_bytes32(named["identity"]))
+        lost = np.ones(len(named), bool)
+        lost[keep] = False
+        for record in named[lost]:
+            self._blocks.headers.free(int(record["slot"]))
+        named = named[keep]
+        entries = self._add(named, named["recency"])
+        self._hold(entries, named)
+        for record in nameless:
+            self._hold_nameless(record)
+        self._blocks.tick = int(found["recency"].max(initial=0)) + 1
+
+    def _add(self, records: NDArray[Any], ticks: NDArray[Any]) -> NDArray[np.uint32]:
+        """Rows for records with fields identity, parent, root, length; in the map, not linked yet."""
+        table, count = self._entries, len(records)
+        table.reserve_rows(count)
+        entries = np.arange(table.top, table.top + count, dtype=np.uint32)
+        part = slice(table.top, table.top + count)
+        table.top += count
+        table.live += count
+        identities = _bytes32(records["identity"])
+        table.identities[part] = identities
+        table.columns["length"][part] = records["length"]
+        table.columns["tick"][part] = ticks
+        table.columns["flags"][part] = LIVE
+        self._number_roots(_bytes32(records["root"]), table.columns["root"][part])
+        table.map.put_many(identities, entries)
+        self._parents.append((entries, _bytes32(records["parent"])))
+        return entries
+
+    def _number_roots(self, roots: Identities, out: NDArray[Any]) -> None:
+        _, first, inverse, counts = np.unique(
+            _first_words(roots), return_index=True, return_inverse=True, return_counts=True
+        )
+        if (roots == roots[first][inverse]).all():
+            numbers = [
+                self._entries.root_number(roots[index].tobytes(), int(count))
+                for index, count in zip(first, counts, strict=True)
+            ]
+            out[:] = np.array(numbers, np.uint32)[inverse]
+        else:
+            out[:] = [self._entries.root_number(row.tobytes()) for row in roots]
+
+    def _hold(self, entries: NDArray[np.uint32], records: NDArray[Any]) -> None:
+        slots, columns = records["slot"], self._slots.columns
+        self._entries.columns["host"][entries] = slots
+        granted = records["state"] != VALID
+        self._entries.columns["pins"][entries[granted]] = 1
+        columns["state"][slots] = np.where(granted, GRANTED, DIRTY)
+        columns["entry"][slots] = entries
+        for name in ("generation", "checksum", "engine", "epoch"):
+            columns[name][slots] = records[name]
+
+    def _hold_nameless(self, record: NDArray[Any]) -> None:
+        """A grant whose scope was cleared: the slot is in use, the block will never be."""
+        identity = bytes(record["identity"])
+        if self._entries.map.get(identity) != NONE:  # its name has a new block already
+            identity = b"doomed" + int(record["slot"]).to_bytes(26, "little")
+        entry = self._entries.add(identity, NONE, bytes(record["root"]), int(record["length"]))
+        self._entries.detach(entry)
+        self._hold(np.array([entry], np.uint32), np.array([record], record.dtype))
+
+    # --- disk ------------------------------------------------------------------------------------------------
+
+    def adopt_disk(self, records: NDArray[Any]) -> None:
+        """A batch of the disk's index (fields identity, parent, root, length, recency), before `finish`."""
+        records = records[_distinct(_bytes32(records["identity"]))]
+        known = self._entries.map.get_many(_bytes32(records["identity"]))
+        new = records[known == NONE]
+        entries = self._add(new, new["recency"])
+        self._entries.columns["flags"][entries] |= ON_DISK
+        both = known[known != NONE]
+        hosts = self._entries.columns["host"][both]
+        held = np.isin(self._slots.columns["state"][hosts], _VALID_STATES)
+        self._entries.columns["flags"][both[held]] |= ON_DISK
+        self._slots.columns["state"][hosts[held]] = CLEAN
+        self._blocks.tick = max(self._blocks.tick, int(records["recency"].max(initial=0)) + 1)
+
+    def adopt_disk_live(self, records: NDArray[Any]) -> list[bytes]:
+        """The same while the store serves; returns identities whose disk copy nobody can use (granted again)."""
+        table, unusable = self._entries, []
+        for record in records:
+            identity, parent = record["identity"].tobytes(), record["parent"].tobytes()
+            entry = table.map.get(identity)
+            if entry == NONE:
+                before = table.map.get(parent)
+                entry = table.add(identity, before, record["root"].tobytes(), int(record["length"]))
+                table.tick[entry] = int(record["recency"])
+                table.flags[entry] |= ON_DISK
+                self._blocks.enter(entry)
+                if before == NONE:
+                    self._late.append((identity, parent))
+                continue
+            slot = table.host[entry]
+            if slot != NONE and self._slots.state[slot] in _VALID_STATES:
+                self._blocks.pin(entry)
+                self._blocks.set_clean(entry)
+                self._blocks.unpin(entry)
+            elif slot != NONE and self._slots.state[slot] == GRANTED:
+                unusable.append(identity)
+        return unusable
+
+    def finish_live(self) -> None:
+        """After the last batch: links blocks that were told before their parents."""
+        for identity, parent in self._late:
+            entry, before = self._entries.map.get(identity), self._entries.map.get(parent)
+            if entry != NONE and before != NONE and self._entries.parent[entry] == NONE:
+                self._entries.link(entry, before)
+        self._late.clear()
+
+    # --- finish ----------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """The catalogue is complete and may serve."""
+        self._link()
+        self._order()
+        self._slots.rebuild_free()
+        self._flags()
+        states, generations = self._slots.columns["state"], self._slots.columns["generation"]
+        dirty = np.flatnonzero(states == DIRTY)
+        for slot in dirty[np.argsort(generations[dirty], kind="stable")].tolist():
+            self._catalog.behind.push(slot)
+
+    def _link(self) -> None:
+        table = self._entries
+        for entries, parents in self._parents:
+            found = table.map.get_many(parents)
+            linked = found != NONE
+            table.columns["parent"][entries[linked]] = found[linked]
+            counts = np.bincount(found[linked], minlength=table.top)
+            table.columns["children"][: table.top] += counts[: table.top].astype(np.uint32)
+        self._parents.clear()
+
+    def _order(self) -> None:
+        table, top = self._entries, self._entries.top
+        flags = table.columns["flags"][:top]
+        free_to_go = (flags & LIVE != 0) & (flags & DETACHED == 0) & (table.columns["pins"][:top] == 0)
+        ticks = table.columns["tick"][:top]
+        depth = self._depths()
+        lists: dict[int, NDArray[Any]] = {}
+        hosted = np.flatnonzero(free_to_go & (table.columns["host"][:top] != NONE))
+        slots = table.columns["host"][hosted]
+        sizes = np.array(self._slots.extent_size, np.int64)[slots // self._blocks.headers.geometry.slot_span]
+        heads = 2 * sizes + (self._slots.columns["state"][slots] == DIRTY)
+        recent_first = np.lexsort((depth[hosted], -ticks[hosted].astype(np.int64)))
+        for head in np.unique(heads).tolist():
+            lists[head] = hosted[recent_first[heads[recent_first] == head]]
+        table.host_order.rebuild(lists)
+        disk = np.flatnonzero(free_to_go & (flags & ON_DISK != 0))
+        table.disk_order.rebuild({0: disk[np.lexsort((depth[disk], -ticks[disk].astype(np.int64)))]})
+
+    def _depths(self) -> NDArray[np.uint32]:
+        """Blocks between each entry and the first of its chain, by pointer doubling."""
+        parent = self._entries.columns["parent"][: self._entries.top]
+        live = self._entries.columns["flags"][: self._entries.top] & LIVE != 0
+        jump = np.where(live, parent, NONE).astype(np.int64)
+        depth = (jump != NONE).astype(np.uint32)
+        going = np.flatnonzero(jump != NONE)
+        while len(going):
+            via = jump[going]
+            depth[going] += depth[via]
+            jump[going] = jump[via]
+            going = going[jump[going] != NONE]
+        return np.asarray(depth, np.uint32)
+
+    def _flags(self) -> None:
+        """The clean flags in the headers say what the index says."""
+        for state, flag in ((DIRTY, 0), (CLEAN, FLAG_CLEAN)):
+            for slot in np.flatnonzero(self._slots.columns["state"] == state).tolist():
+                self._blocks.headers.set_flags(slot, flag)
+
+
+def recover(catalog: Catalog, disk_batches: "list[NDArray[Any]] | None" = None) -> None:
+    """All of it in one call, for a catalogue over headers that exist already."""
+    recovery = Recovery(catalog)
+    recovery.adopt_host()
+    for batch in disk_batches or []:
+        recovery.adopt_disk(batch)
+    recovery.finish()

@@ -1,0 +1,183 @@
+"""The header tables of an arena: the only record of what the host tier holds, written only by the store.
+
+    reserve: GRANTED header, then the grant is told      commit: bytes complete, then the VALID header
+    free:    state word to FREE, then the rest wiped     a torn header has a bad CRC and is FREE
+
+Works on any writable buffer of the arena's layout: the mapped file, or a bytearray in tests that kill it midway.
+"""
+
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.store.records import (
+    CRC_AT,
+    EPOCH_AT,
+    EXTENT,
+    EXTENT_BYTES,
+    FLAGS_AT,
+    FREE,
+    GRANTED,
+    NAMED,
+    PAGE,
+    RECENCY_AT,
+    RECORD,
+    STARTS_AT,
+    STATE_AT,
+    VALID,
+    Geometry,
+    aligned,
+    header_crc,
+    header_crcs,
+    pack_extent,
+    unpack_extent,
+)
+
+FOUND = np.dtype([("slot", "<u4"), *((name, RECORD.fields[name][0]) for name in RECORD.names or ())])  # type: ignore[index]
+"""A record that holds, with its slot."""
+
+_WORD = struct.Struct("<Q")
+
+
+class Headers:
+    """Header tables over `buffer`, whose superblock has been checked and says `geometry`."""
+
+    def __init__(self, buffer: Any, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self._bytes = memoryview(buffer).cast("B")
+        usable = geometry.total // 8 * 8
+        self._words = self._bytes[:usable].cast("Q")
+        self.strides = [
+            unpack_extent(extent, bytes(self._bytes[at : at + EXTENT.size]), geometry)
+            for extent in range(geometry.extents)
+            for at in (PAGE + extent * EXTENT_BYTES,)
+        ]
+
+    # --- words of the superblock -----------------------------------------------------------------------------
+
+    @property
+    def starts(self) -> int:
+        """How often a store has started on this file."""
+        return self._words[STARTS_AT // 8]
+
+    @starts.setter
+    def starts(self, value: int) -> None:
+        self._words[STARTS_AT // 8] = value
+
+    @property
+    def epoch(self) -> int:
+        """The clear epoch."""
+        return self._words[EPOCH_AT // 8]
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._words[EPOCH_AT // 8] = value
+
+    # --- extents ---------------------------------------------------------------------------------------------
+
+    def format_extent(self, extent: int, stride: int) -> int:
+        """Gives an extent without a live slot to slots of `stride` bytes (multiple of 4 KiB); their count."""
+        at = PAGE + extent * EXTENT_BYTES
+        count = self.geometry.slots(stride)
+        self._words[at // 8] = 0  # a kill from here on leaves an extent that serves nothing
+        start = self.geometry.extent_start(extent)
+        self._bytes[start : start + count * RECORD.itemsize] = bytes(count * RECORD.itemsize)
+        record = pack_extent(extent, stride, count)
+        self._bytes[at + 8 : at + EXTENT.size] = record[8:]
+        self._words[at // 8] = stride
+        self.strides[extent] = stride
+        return count
+
+    def count(self, extent: int) -> int:
+        """Slots of an extent."""
+        return self.geometry.slots(self.strides[extent]) if self.strides[extent] else 0
+
+    def offset(self, slot: int) -> int:
+        """Byte offset in the file of a slot's payload; a multiple of 4 KiB."""
+        extent, index = divmod(slot, self.geometry.slot_span)
+        stride = self.strides[extent]
+        table = aligned(self.geometry.slots(stride) * RECORD.itemsize)
+        return self.geometry.extent_start(extent) + table + index * stride
+
+    def _record(self, slot: int) -> int:
+        extent, index = divmod(slot, self.geometry.slot_span)
+        return self.geometry.extent_start(extent) + index * RECORD.itemsize
+
+    # --- one header ------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        slot: int,
+        state: int,
+        *,
+        identity: bytes,
+        parent: bytes,
+        root: bytes,
+        generation: int,
+        engine: int,
+        epoch: int,
+        length: int,
+        checksum: int = 0,
+        recency: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Writes a whole header; torn anywhere it is FREE."""
+        named = NAMED.pack(identity, parent, root, generation, engine, checksum, epoch, length, state)
+        at = self._record(slot)
+        self._words[(at + RECENCY_AT) // 8] = recency
+        self._words[(at + FLAGS_AT) // 8] = flags
+        self._bytes[at : at + CRC_AT + 4] = named + header_crc(slot, named).to_bytes(4, "little")
+
+    def publish(self, slot: int, *, state: int, checksum: int, recency: int, flags: int) -> None:
+        """GRANTED -> `state` (VALID) with the payload's checksum; the rest of the header stays."""
+        at = self._record(slot)
+        held = NAMED.unpack(self._bytes[at : at + NAMED.size])
+        named = NAMED.pack(*held[:5], checksum, *held[6:8], state)
+        self._words[(at + RECENCY_AT) // 8] = recency
+        self._words[(at + FLAGS_AT) // 8] = flags
+        self._bytes[at : at + CRC_AT + 4] = named + header_crc(slot, named).to_bytes(4, "little")
+
+    def free(self, slot: int) -> None:
+        """FREE in one store; then wiped, so that no flipped bit brings the old block back."""
+        at = self._record(slot)
+        self._bytes[at + STATE_AT] = FREE
+        self._bytes[at : at + RECORD.itemsize] = bytes(RECORD.itemsize)
+
+    def set_recency(self, slot: int, recency: int) -> None:
+        """One aligned store."""
+        self._words[(self._record(slot) + RECENCY_AT) // 8] = recency
+
+    def set_flags(self, slot: int, flags: int) -> None:
+        """One aligned store."""
+        self._words[(self._record(slot) + FLAGS_AT) // 8] = flags
+
+    def parent_and_root(self, slot: int) -> tuple[bytes, bytes]:
+        """32 bytes each, of a slot that is not FREE."""
+        at = self._record(slot)
+        return bytes(self._bytes[at + 32 : at + 64]), bytes(self._bytes[at + 64 : at + 96])
+
+    # --- recovery --------------------------------------------------------------------------------------------
+
+    def recover(self) -> NDArray[Any]:
+        """All headers that hold, FOUND [n], in slot order. 0.5 us a slot; damaged ones are wiped."""
+        found = [self._recover_extent(extent) for extent, stride in enumerate(self.strides) if stride]
+        return np.concatenate(found) if found else np.empty(0, FOUND)
+
+    def _recover_extent(self, extent: int) -> NDArray[Any]:
+        count = self.count(extent)
+        start = self.geometry.extent_start(extent)
+        table = np.frombuffer(self._bytes[start : start + count * RECORD.itemsize], RECORD)
+        used = np.flatnonzero(table["state"] != FREE)
+        records = table[used]
+        slots = (used + extent * self.geometry.slot_span).astype(np.uint32)
+        holds = (header_crcs(slots, records) == records["crc"]) & (records["length"] <= self.strides[extent])
+        holds &= np.isin(records["state"], (GRANTED, VALID))
+        for slot in slots[~holds].tolist():
+            self.free(slot)
+        out = np.empty(int(np.count_nonzero(holds)), FOUND)
+        out["slot"] = slots[holds]
+        for name in RECORD.names or ():
+            out[name] = records[name][holds]
+        return out
