@@ -31,6 +31,7 @@ NAMES = {
 def build(source: ModelSource) -> Any:
     """A LlamaForCausalLM with the source's weights in fp32."""
     spec = source.spec
+    settings: dict[str, Any] = {"attn_implementation": "sdpa"}
     config = LlamaConfig(
         vocab_size=spec.vocab,
         hidden_size=spec.hidden,
@@ -43,7 +44,7 @@ def build(source: ModelSource) -> Any:
         rms_norm_eps=spec.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta},
         tie_word_embeddings=spec.tied,
-        attn_implementation="sdpa",
+        **settings,
     )
     model: Any = LlamaForCausalLM(config)
     model.eval()

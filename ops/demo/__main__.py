@@ -54,19 +54,29 @@ def main() -> int:
         return FAULT
     with Stack() as stack:
         story = Story(stack, lambda text: console.print(f"[dim]·[/dim] {text}"))
+        problems: list[BaseException] = []
         try:
             seconds = trio.run(tell, story, LIMIT_S)
-        except* (Broken, StackError, RequestRejected, ServiceAway, trio.TooSlowError) as group:
-            show(story.rows, console)
-            for error in group.exceptions:
-                console.print(f"[red]a promise failed: {error}[/red]")
+        except* (Broken, StackError, RequestRejected, ServiceAway, trio.TooSlowError, KeyboardInterrupt) as group:
+            problems.extend(leaves(group))
+        show(story.rows, console)
+        if any(isinstance(problem, KeyboardInterrupt) for problem in problems):
+            return INTERRUPTED
+        for problem in problems:
+            console.print(f"[red]a promise failed: {problem}[/red]")
+        if problems:
             console.print(stack.log_tail(), markup=False)
             return FAULT
-        except* KeyboardInterrupt:
-            return INTERRUPTED
-        show(story.rows, console)
         console.print(f"[green]every promise held[/green], in {seconds:.0f} s")
     return OK
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The single exceptions of a nested group."""
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
 
 
 sys.exit(main())
