@@ -43,8 +43,9 @@ def purge() -> None:
 
 
 async def _clear(places: Places) -> Cleared:
+    """Through the scheduler, which clears the device tier and then the store; the store alone when it is away."""
     async with admin(places) as node:
-        peer = await reach(node, "store", deadline_s=10)
+        peer = await reach(node, "scheduler", deadline_s=5) or await reach(node, "store", deadline_s=5)
         if peer is None:
             raise Taken("the store of this home runs but does not answer; try again, or stop the stack first")
         return await peer.ask(Clear(scope="all"), Cleared, deadline_s=60)

@@ -1,6 +1,7 @@
 """`perdure ledger`: the record of finished requests."""
 
 import json
+import time
 
 import click
 from rich.console import Console
@@ -20,7 +21,7 @@ def ledger() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def list_(limit: int, as_json: bool) -> None:
     """Show the newest requests: tokens, what each tier served, how they ended."""
-    from services.scheduler.ledger import read_ledger
+    from services.scheduler.ledger_rows import read_ledger
 
     with plain_errors():
         rows = read_ledger(Places(default_home()).ledger, limit=limit)
@@ -29,9 +30,13 @@ def list_(limit: int, as_json: bool) -> None:
             click.echo(json.dumps(row))
         return
     table = Table()
-    columns = list(rows[0]) if rows else ["no requests yet"]
-    for column in columns:
-        table.add_column(column)
+    for column in ("request", "finished", "prompt", "output", "device", "host", "disk", "TTFT", "total", "end"):
+        table.add_column(column, justify="left" if column in ("request", "finished", "end") else "right")
     for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+        finished = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["finished_at"]))
+        counts = [str(row[name]) for name in ("prompt_tokens", "completion_tokens")]
+        tiers = [str(row[f"cached_{tier}"]) for tier in ("device", "host", "disk")]
+        seconds = [f"{row[name]:.3f} s" for name in ("ttft_s", "total_s")]
+        end = row["finish_reason"] if row["error"] is None else f"{row['finish_reason']}: {row['error']}"
+        table.add_row(row["id"][:12], finished, *counts, *tiers, *seconds, end)
     Console().print(table)
