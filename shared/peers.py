@@ -13,6 +13,7 @@ from shared.messages import Head, Message, encode
 from shared.messages.hello import Failed
 
 Reply = TypeVar("Reply", bound=Message)
+MAX_CALLS = 4096
 
 
 class PeerGone(Exception):
@@ -76,6 +77,7 @@ class Peer:
         self.late_reply: Callable[[Peer, Message], None] | None = None
         self._send_frames = send_frames
         self._waiting: dict[int, _Waiting] = {}
+        self._called: dict[int, Callable[[Message], None]] = {}
         self._rids = itertools.count(1)
         self._gone = trio.Event()
 
@@ -122,8 +124,24 @@ class Peer:
             )
         return cast("Reply", waiting.reply)
 
+    def call(self, message: Message, on_reply: Callable[[Message], None], *, deadline_s: float) -> None:
+        """Sends a request; its answer, however late, is handed to `on_reply` in order with this peer's other messages.
+
+        `ask` can't promise that order, since its caller wakes up later. `on_reply` must not raise; it is not called
+        when the connection ends first. Only the newest MAX_CALLS are waited for. PeerGone or PeerSlow.
+        """
+        rid = next(self._rids)
+        self.send(message, rid=rid, deadline=time.monotonic() + deadline_s)
+        self._called[rid] = on_reply
+        if len(self._called) > MAX_CALLS:
+            del self._called[next(iter(self._called))]
+
     def deliver(self, re: int, message: Message) -> None:
         """Hands an answer to whoever asked; late ones go to the hook."""
+        on_reply = self._called.pop(re, None)
+        if on_reply is not None:
+            on_reply(message)
+            return
         waiting = self._waiting.get(re)
         if waiting is not None and waiting.reply is None:
             waiting.reply = message
@@ -136,6 +154,7 @@ class Peer:
         self.alive = False
         self.exit_proven = self.exit_proven or exit_proven
         self._gone.set()
+        self._called.clear()
         for waiting in self._waiting.values():
             waiting.done.set()
 

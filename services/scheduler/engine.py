@@ -271,6 +271,11 @@ class Engine:
             counters=self._desk.counters.as_dict(),
         )
 
+    @property
+    def idle(self) -> bool:
+        """Nobody waits, runs, or has blocks in a step that is out."""
+        return not (len(self._waiting) or self._home.running or self._home.leaving)
+
     def check_integrity(self) -> None:
         """Checks queues, pool and copies against each other; raises with the numbers. For idle times and tests."""
         live = {request.key for request in self._requests.values() if request.finish is None}
