@@ -103,6 +103,8 @@ class FaultsConfig(Section, frozen=True):
     retract_every: int = 0
     fixed_ids: str = ""
     """Comma-separated token ids that every request "generates"."""
+    record_plans: str = ""
+    """File to which the worker appends every plan that it executes, for replays by the benchmark."""
     max_pool_blocks: int = 0
     max_host_blocks: int = 0
     max_disk_blocks: int = 0

@@ -7,10 +7,12 @@ nobody foresaw costs every row of its plan, and even then the worker serves the 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
 from services.worker.page_store import PageStore
+from services.worker.recorder import Recorder
 from services.worker.rows import BadRow, Span, checked
 from services.worker.runner import RowOutput, Runner
 from services.worker.sampler import logprob_of, sample
@@ -40,6 +42,7 @@ class Steps:
         self._pool = pool
         self._faults = faults
         self._fixed = parse_fixed_ids(faults.config.fixed_ids, runner.ready.vocab)
+        self._recorder = Recorder(Path(faults.config.record_plans)) if faults.config.record_plans else None
         self._log = structlog.get_logger(part="steps")
         self._steps = self._tokens = self._drawn = self._errors = 0
         self._seconds = 0.0
@@ -48,6 +51,8 @@ class Steps:
         """The plan's outcome, or None when it was no longer `wanted()` before it began. Never raises."""
         if not wanted():
             return None
+        if self._recorder is not None:
+            self._recorder.append(plan)
         started = time.perf_counter()
         try:
             rows = self._rows(plan)
