@@ -1,0 +1,153 @@
+"""The arena file: host tier bytes and their header tables, in shared memory, outliving every process.
+
+    attach: ours, 0600, whole, same layout, same size asked for ──► mapped as it is; headers say what is in it
+    anything else ──► one clear line and a new file under the same name (a foreign owner's file is refused)
+
+The file is allocated in full before it is mapped and never shrinks, so a mapping never meets SIGBUS. It is never
+unmapped while the process lives: threads may be inside. Its random key tells a worker that it is a new file.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.store.arena_size import SMALLEST, clamped, geometry_for
+from services.store.headers import Headers
+from services.store.records import PAGE, Geometry, aligned, pack_superblock, unpack_superblock
+
+
+class ArenaRefused(OSError):
+    """No arena can be had at this path; the text says why and what to do."""
+
+
+@dataclass
+class Arena:
+    """An open arena. `notes`: lines for the log; `recovered`: the file is that of an earlier store."""
+
+    path: Path
+    key: str
+    geometry: Geometry
+    headers: Headers
+    buffer: memoryview
+    fd: int
+    recovered: bool
+    notes: list[str]
+
+    def payload(self, offset: int, length: int) -> memoryview:
+        """Writable view of a slot's payload, padded to whole pages."""
+        return self.buffer[offset : offset + aligned(length)]
+
+    def trouble(self) -> str:
+        """One line when the file is no longer whole and under its name, else nothing."""
+        try:
+            named = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            named = None
+        mine = os.fstat(self.fd)
+        if mine.st_size < self.geometry.total:
+            return f"{self.path} was cut to {mine.st_size:,} of {self.geometry.total:,} bytes; restart the store"
+        if named is None or (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
+            return (
+                f"{self.path} was removed by somebody (logind's RemoveIPC, a cleaner): its blocks end with this store"
+            )
+        return ""
+
+    def close(self) -> None:
+        """Gives the file to the next store; the mapping goes with its last view. Idempotent."""
+        if self.fd >= 0:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # the mapping holds a duplicate, so closing alone would not
+            os.close(self.fd)
+            self.fd = -1
+
+
+class _Discard(Exception):
+    """What lies there is ours to replace; the text says what is wrong with it."""
+
+
+def open_arena(path: Path, wanted: int) -> Arena:
+    """Attaches to the arena at `path`, or makes one of `wanted` bytes (clamped). ArenaRefused, with the way out."""
+    notes: list[str] = []
+    try:
+        return _attach(path, wanted)
+    except FileNotFoundError:
+        pass
+    except _Discard as error:
+        notes.append(f"arena {path} is discarded: {error}")
+        path.unlink(missing_ok=True)
+    except ArenaRefused:
+        raise
+    except OSError as error:
+        raise ArenaRefused(f"arena {path} can't be opened: {error.strerror}; remove it") from error
+    try:
+        return _create(path, wanted, notes)
+    except ArenaRefused:
+        raise
+    except OSError as error:
+        raise ArenaRefused(f"arena {path} can't be made: {error.strerror}") from error
+
+
+def _attach(path: Path, wanted: int) -> Arena:
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ArenaRefused(f"arena {path} is no regular file; remove it")
+        if facts.st_uid != os.getuid():
+            raise ArenaRefused(f"arena {path} belongs to uid {facts.st_uid}, we are {os.getuid()}; set store.arena_dir")
+        _lock(fd, path)
+        if facts.st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+        try:
+            geometry, key = unpack_superblock(os.pread(fd, PAGE, 0))
+        except ValueError as error:
+            raise _Discard(str(error)) from error
+        if facts.st_size != geometry.total:
+            raise _Discard(f"it has {facts.st_size:,} bytes, its superblock says {geometry.total:,}")
+        if geometry.wanted != aligned(wanted):
+            raise _Discard(f"it was made for {geometry.wanted:,} bytes, the configuration asks for {wanted:,}")
+        if facts.st_blocks * 512 < facts.st_size:
+            try:
+                os.posix_fallocate(fd, 0, geometry.total)
+            except OSError as error:
+                raise _Discard(f"it has holes, and there is no room to fill them: {error.strerror}") from error
+        return _map(path, fd, geometry, key, recovered=True, notes=[])
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _lock(fd: int, path: Path) -> None:
+    """One store a file, whatever run dir it uses; held as long as the descriptor."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ArenaRefused(f"arena {path} is in use by another store; stop it") from None
+
+
+def _create(path: Path, wanted: int, notes: list[str]) -> Arena:
+    nbytes, note = clamped(wanted, path.parent)
+    if nbytes < SMALLEST:
+        raise ArenaRefused(note or f"a host tier of {wanted:,} bytes is too small; at least {SMALLEST:,}, or 0")
+    notes += [note] if note else []
+    size = geometry_for(nbytes)
+    geometry = Geometry(size.extents, size.extent_bytes, aligned(wanted))
+    key = secrets.token_bytes(16)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        _lock(fd, path)
+        os.posix_fallocate(fd, 0, geometry.total)
+        os.pwrite(fd, pack_superblock(geometry, key), 0)  # last: what is cut short before is no arena
+        return _map(path, fd, geometry, key, recovered=False, notes=notes)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+        raise
+
+
+def _map(path: Path, fd: int, geometry: Geometry, key: bytes, *, recovered: bool, notes: list[str]) -> Arena:
+    buffer = memoryview(mmap.mmap(fd, geometry.total))
+    return Arena(path, key.hex(), geometry, Headers(buffer, geometry), buffer, fd, recovered, notes)

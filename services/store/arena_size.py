@@ -1,0 +1,74 @@
+"""How large the arena may be: what is asked for, clamped to what tmpfs, memory and the cgroup have left."""
+
+import os
+from pathlib import Path
+
+import psutil
+
+from services.store.records import PAGE, Geometry, aligned
+
+MIB = 1 << 20
+EXTENT_BYTES = 64 * MIB
+FRACTION = 0.5
+"""Share of what is free that an arena may take: pool, weights and page cache need the rest."""
+
+SMALLEST = 64 << 10
+"""Bytes; below that there is no arena."""
+
+STAGING_BYTES = 32 * MIB
+"""Without a host tier, what disk reads and writes pass through."""
+
+
+def geometry_for(nbytes: int) -> Geometry:
+    """Extents of 64 MiB, or a quarter of a smaller tier, in a file of at most `nbytes` (at least SMALLEST)."""
+    extents = max(min(4, nbytes // MIB), -(-nbytes // EXTENT_BYTES), 1)
+    tables = Geometry(extents, PAGE, 0).data_start
+    return Geometry(extents, (nbytes - tables) // extents // PAGE * PAGE, nbytes)
+
+
+def cgroup_headroom(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that the cgroup still lets us take; None without a limit, or when nobody says."""
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            allowed = (root / limit).read_text().strip()
+            if allowed.isdecimal() and int(allowed) < 1 << 60:
+                return max(0, int(allowed) - int((root / used).read_text()))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def is_memory(directory: Path) -> bool:
+    """Whether files there take memory (tmpfs)."""
+    best, kind = "", ""
+    try:
+        lines = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return False
+    where = os.path.realpath(directory)
+    for line in lines:
+        fields = line.split()
+        mount = fields[1]
+        inside = where == mount or where.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, fields[2]
+    return kind in ("tmpfs", "ramfs", "devtmpfs")
+
+
+def clamped(wanted: int, directory: Path) -> tuple[int, str]:
+    """(bytes to take, "" or one line that says what clamped them). OSError when `directory` can't be asked."""
+    facts = os.statvfs(directory)
+    limits = {f"{directory} has free": facts.f_bavail * facts.f_frsize}
+    if is_memory(directory):
+        limits["memory available is"] = psutil.virtual_memory().available
+        headroom = cgroup_headroom()
+        if headroom is not None:
+            limits["the cgroup leaves"] = headroom
+    name, free = min(limits.items(), key=lambda item: item[1])
+    most = int(free * FRACTION) // PAGE * PAGE
+    if wanted <= most:
+        return aligned(wanted), ""
+    return most, f"host tier takes {most:,} bytes instead of {wanted:,}: {name} {free:,}, of which half may be used"
