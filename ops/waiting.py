@@ -1,12 +1,13 @@
 """Who is away: what a client that hears nothing tells its user, and when it gives up."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import trio
 
 from ops.admin import SERVICES, admin, snapshots
+from shared.messages.hello import Snapshot
 from shared.paths import Places
 
 QUIET_S = 1.5
@@ -74,16 +75,25 @@ class Watch:
                 if not self._waiting or time.monotonic() - self._heard < QUIET_S:
                     continue
                 asked = time.monotonic()
-                found = await snapshots(node, deadline_s=ANSWER_S)
+                found = {
+                    role: one for role, one in (await snapshots(node, deadline_s=ANSWER_S)).items() if role in SERVICES
+                }
                 if self._heard > asked or not self._waiting:
                     continue
-                missing = [role for role in SERVICES if (snapshot := found[role]) is None or not snapshot.ready]
-                scheduler = found["scheduler"]
-                if not missing and scheduler is not None and not scheduler.data.get("worker_ready", True):
-                    missing = ["worker"]
-                self._tell(tuple(missing))
-                if missing and time.monotonic() - self._since >= self._recovery_timeout_s:
+                self._tell(_missing(found))
+                if any(snapshot is not None and not snapshot.ready for snapshot in found.values()):
+                    self._since = time.monotonic()  # it loads a model, say; the supervisor ends what never gets ready
+                if self.away and time.monotonic() - self._since >= self._recovery_timeout_s:
                     give_up(ServiceAway(self.away, time.monotonic() - self._since))
+
+
+def _missing(found: Mapping[str, Snapshot | None]) -> tuple[str, ...]:
+    """Services that are away or not ready; the worker too while the scheduler has none."""
+    missing = [role for role, snapshot in found.items() if snapshot is None or not snapshot.ready]
+    scheduler = found.get("scheduler")
+    if not missing and scheduler is not None and not scheduler.data.get("worker_ready", True):
+        return ("worker",)
+    return tuple(missing)
 
 
 def stack_runs(places: Places) -> bool:

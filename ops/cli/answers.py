@@ -85,6 +85,14 @@ def usage_line(finish: Finish) -> str:
     )
 
 
+_HARMLESS = {code: "\ufffd" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\t\n\r"}
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters, which could move its cursor or change its title, become U+FFFD."""
+    return text.translate(_HARMLESS)
+
+
 async def write(text: str) -> None:
     """Writes to stdout in a thread: a pager that takes nothing must not stop our heartbeats."""
 
@@ -102,7 +110,7 @@ async def show(stream: Stream, *, as_json: bool, lines: bool) -> tuple[Finish, s
     async for chunk in stream:
         text.append(chunk.text)
         if not as_json:
-            await write(chunk.text)
+            await write(printable(chunk.text) if sys.stdout.isatty() else chunk.text)
             continue
         parts.append(chunk_json(chunk))
         if lines:
