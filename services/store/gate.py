@@ -16,20 +16,28 @@ class Gate:
         self._inside = 0
         self._alone = False
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Inside with others."""
+    def enter(self) -> None:
+        """Inside with others, until `leave`."""
         with self._changed:
             while self._alone:
                 self._changed.wait()
             self._inside += 1
+
+    def leave(self) -> None:
+        """Outside again."""
+        with self._changed:
+            self._inside -= 1
+            if not self._inside and self._alone:
+                self._changed.notify_all()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """`enter` and `leave` around a block."""
+        self.enter()
         try:
             yield
         finally:
-            with self._changed:
-                self._inside -= 1
-                if not self._inside:
-                    self._changed.notify_all()
+            self.leave()
 
     @contextmanager
     def alone(self) -> Iterator[None]:

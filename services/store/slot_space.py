@@ -75,10 +75,6 @@ class SlotSpace:
         """Slots of this size that take no new space when they are written."""
         return sum(s.counts[SPENT] for s in self.segments.values() if s.slot_bytes == slot_bytes)
 
-    def holes(self, slot_bytes: int) -> int:
-        """Slots of this size that take new space when they are written."""
-        return sum(s.counts[HOLE] for s in self.segments.values() if s.slot_bytes == slot_bytes)
-
     def allocate(self, slot_bytes: int, count: int, after: int | None = None) -> list[int]:
         """Up to `count` slots of this size, USED from now on: behind `after` if that is free, else the longest runs.
 

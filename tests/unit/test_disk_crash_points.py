@@ -3,6 +3,8 @@ opened again, and what it says must be true.
 """
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,3 +184,24 @@ def test_a_cleared_root_stays_cleared_when_the_rebuild_was_cut_short(tmp_path: P
     assert told == {ROOT}
     assert tier.lookup(name("cleared/0")) is None
     tier.close()
+
+
+HOOKS = ["store_before_data", "store_after_data", "store_commit_index", "store_after_index", "store_in_delete"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_p18_a_process_killed_at_a_hook_leaves_nothing_dangling(tmp_path: Path, hook: str) -> None:
+    prepared(tmp_path, DurableIO()).close()
+    program = f"""
+from pathlib import Path
+from shared.config import FaultsConfig
+from shared.faults import Faults
+from tests.disk_kit import open_tier
+from tests.unit.test_disk_crash_points import DOOMED, NEW
+tier = open_tier(Path({str(tmp_path)!r}), faults=Faults(FaultsConfig(hooks={{{hook!r}: "exit"}})))
+tier.save(NEW)
+tier.delete([block.identity for block in DOOMED])
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    assert done.returncode == -9
+    check(tmp_path, delete if hook == "store_in_delete" else save, power_lost=False)

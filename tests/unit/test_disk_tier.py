@@ -460,3 +460,74 @@ def test_two_threads_saving_and_loading_share_one_tier(tmp_path: Path) -> None:
     assert tier.statistics().blocks == 3 * 15 * 3
     tier.check_integrity()
     tier.close()
+
+
+def test_where_no_holes_can_be_punched_slots_are_used_again_and_nothing_comes_back(tmp_path: Path) -> None:
+    capacity = 64 * SLOT
+    io = DurableIO()
+    io.fail = {"punch": OSError(errno.EOPNOTSUPP, "not supported")}
+    tier = open_tier(tmp_path, io, capacity=capacity)
+    recover(tier)
+    for n in range(20):
+        blocks = chain(f"c{n}", 20)
+        entries = tier.save(blocks)
+        assert len(entries) == 20
+        assert read(tier, entries) == [payload_of(e.identity) for e in entries]
+        tier.delete([e.identity for e in entries])
+        assert disk_usage(tmp_path) <= capacity
+    last = tier.save(chain("last", 3))
+    tier.check_integrity()
+    tier.close(clean=False)
+    (tmp_path / "index" / "data.mdb").unlink()
+    tier = open_tier(tmp_path, io, capacity=capacity)
+    assert sorted(recover(tier)["identity"].tolist()) == sorted(e.identity for e in last)
+    tier.check_integrity()
+    tier.close()
+
+
+def test_a_file_system_without_direct_io_is_used_with_buffers(tmp_path: Path) -> None:
+    class NoDirect(DurableIO):
+        def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+            if flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no direct IO here")
+            return super().open(path, flags, mode)
+
+    tier = open_tier(tmp_path, NoDirect())
+    entries = tier.save(chain("a", 6))
+    assert read(tier, entries) == [payload_of(e.identity) for e in entries]
+    tier.close()
+    tier = open_tier(tmp_path, NoDirect())
+    assert len(recover(tier)) == 6
+    tier.close()
+
+
+def test_one_bad_sector_costs_one_block(tmp_path: Path) -> None:
+    io = DurableIO()
+    tier = open_tier(tmp_path, io)
+    entries = tier.save(chain("a", 8))
+    plain = io.preadv
+
+    def bad_sector(fd: int, parts: list[memoryview], offset: int) -> int:
+        start = offset_of(entries[3])
+        if offset <= start < offset + sum(map(len, parts)):
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(fd, parts, offset)
+
+    io.preadv = bad_sector  # type: ignore[method-assign, assignment]
+    assert [got is not None for got in read(tier, entries)] == [True] * 3 + [False] + [True] * 4
+    tier.close()
+
+
+def test_two_sizes_of_blocks_share_the_capacity(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, capacity=1 << 20)
+    small = tier.save(chain("small", 50))
+    large = tier.save(chain("large", 200, length=16384))
+    assert len(small) == 50
+    assert 0 < len(large) < 200
+    assert tier.room(16384) == 0
+    tier.delete([e.identity for e in small])
+    assert len(tier.save(chain("more", 10, length=16384))) == 10
+    assert disk_usage(tmp_path) <= 1 << 20
+    recover(tier)
+    tier.check_integrity()
+    tier.close()
