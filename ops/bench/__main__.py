@@ -1,0 +1,75 @@
+"""`make bench` or `python -m ops.bench [--rounds N] [--only NAME ...]`: one run, ratios, JSON in `results/`."""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from ops.bench.suite import Suite
+from ops.models.download import pull
+from ops.models.progress import shown
+from ops.stack import ROOT, Stack
+from shared.config import ModelConfig
+from shared.paths import default_home
+
+SECTIONS = ("prefill", "batch", "warm", "services")
+
+
+def commit() -> str:
+    """The checkout's short commit, with + when files differ from it."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    """Measures, prints the table, writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of each figure")
+    parser.add_argument("--only", nargs="*", default=[], choices=SECTIONS, help="sections to run")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args()
+    console = Console()
+    with shown() as progress:
+        source = str(pull(ModelConfig().source, default_home() / "models", progress))
+    settings = {"PERDURE_MODEL__SOURCE": source, "PERDURE_MODEL__THREADS": str(arguments.threads)}
+    with Stack(settings) as stack:
+        suite = Suite(stack, source, arguments.threads, arguments.rounds, console.print)
+
+        async def run() -> None:
+            await stack.start()
+            await suite.run(set(arguments.only))
+
+        trio.run(run)
+    facts = {
+        "commit": commit(),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": arguments.threads,
+        "python": platform.python_version(),
+        "model": Path(source).name,
+        "kv_dtype": "fp32",
+        "rounds": arguments.rounds,
+    }
+    table = Table(title=f"commit {facts['commit']}, {facts['cores']} cores, median (least-greatest)")
+    for column in ("what", "ours", "alternative", "ratio"):
+        table.add_column(column)
+    for row in suite.rows:
+        table.add_row(*row)
+    console.print(table)
+    results = ROOT / "results"
+    results.mkdir(exist_ok=True)
+    path = results / f"bench-{facts['commit'].rstrip('+')}.json"
+    path.write_text(json.dumps({"facts": facts, "figures": suite.figures}, indent=1))
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Taking figures through the real client: what a user waits for, on the client's own clock."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from ops.client import Client
+from shared.messages.front import Finish, Sampling
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One request: seconds from sending it to its first token and to its last; its finish; its ids."""
+
+    ttft_s: float
+    total_s: float
+    tokens: int
+    finish: Finish
+
+    @property
+    def itl_s(self) -> float:
+        """Mean seconds between tokens after the first."""
+        return (self.total_s - self.ttft_s) / max(self.tokens - 1, 1)
+
+
+async def timed(client: Client, ids: Sequence[int], tokens: int) -> Timed:
+    """One greedy request of exactly `tokens` new tokens."""
+    sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    begun = time.perf_counter()
+    first = 0.0
+    async with client.generate(ids=ids, sampling=sampling) as stream:
+        async for chunk in stream:
+            if chunk.end > 0:
+                first = first or time.perf_counter() - begun
+        total = time.perf_counter() - begun
+        if stream.finish is None:
+            raise RuntimeError("a stream ended without its finish")
+        return Timed(first, total, stream.finish.usage.completion_tokens, stream.finish)
+
+
+async def together(client: Client, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+    """All prompts at once; new tokens a second over the whole."""
+    begun = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for ids in prompts:
+            nursery.start_soon(timed, client, ids, tokens)
+    return len(prompts) * tokens / (time.perf_counter() - begun)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, least and greatest of a few runs."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of at least one value."""
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.4g} ({self.low:.4g}-{self.high:.4g})"

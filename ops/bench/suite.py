@@ -1,0 +1,159 @@
+"""The suite: ours through the client and all services, `transformers` in its process, interleaved."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ops.bench.measure import Spread, timed, together
+from ops.bench.peer import ROOT, TransformersPeer
+from ops.client import Client, connected
+from ops.prompts import passage
+from ops.stack import Stack
+from services.worker.recorder import recorded
+from shared.model.spec import open_model
+
+CHARACTERS_A_TOKEN = 6
+"""More than any of our texts has, so that a passage is long enough before it is cut."""
+STREAMS = 8
+
+
+@dataclass
+class Suite:
+    """What one run measures; `figures` is what goes into the JSON, `rows` what people read."""
+
+    stack: Stack
+    source: str
+    threads: int
+    rounds: int
+    say: Callable[[str], None]
+    figures: dict[str, Any] = field(default_factory=dict)
+    rows: list[tuple[str, str, str, str]] = field(default_factory=list)
+    _seed: int = 1000
+
+    def __post_init__(self) -> None:
+        self._tokenizer = open_model(self.source, Path()).tokenizer()
+
+    def fresh(self, tokens: int) -> list[int]:
+        """A prompt that no request had before, of exactly `tokens` tokens."""
+        self._seed += 1
+        text = passage(self._seed, tokens * CHARACTERS_A_TOKEN)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids[:tokens])
+
+    def note(self, name: str, ours: Spread, theirs: Spread | None, ratio: float, bar: str) -> None:
+        """Keeps one figure; `ratio` is the one that `bar` speaks of."""
+        self.figures[name] = {"ours": vars(ours), "theirs": theirs and vars(theirs), "ratio": ratio, "bar": bar}
+        self.rows.append((name, str(ours), "" if theirs is None else str(theirs), f"{ratio:.3f}  (bar {bar})"))
+        self.say(f"{name}: ours {ours}, alternative {theirs}, ratio {ratio:.3f}, bar {bar}")
+
+    async def run(self, only: set[str]) -> None:
+        """All sections, or those named."""
+        sections: dict[str, Callable[[], Any]] = {
+            "prefill": self.against_transformers,
+            "batch": self.batch,
+            "warm": self.warm,
+            "services": self.services,
+        }
+        for name, section in sections.items():
+            if not only or name in only:
+                await section()
+
+    async def against_transformers(self) -> None:
+        """Prefill of 512 to 7,500 tokens and batch-1 decode, ours and theirs in turn."""
+        peer = await trio.to_thread.run_sync(TransformersPeer, self.source, self.threads)
+        with peer:
+            async with connected(self.stack.places) as client:
+                await timed(client, self.fresh(64), 8)
+                await trio.to_thread.run_sync(peer.run, self.fresh(64), 8)
+                for length, tokens in ((512, 1), (2048, 1), (6000, 33), (7500, 1), (128, 65)):
+                    await self._pair(client, peer, length, tokens)
+
+    async def _pair(self, client: Client, peer: TransformersPeer, length: int, tokens: int) -> None:
+        ours, theirs, ours_itl, theirs_itl = [], [], [], []
+        for _ in range(self.rounds):
+            mine = await timed(client, self.fresh(length), tokens)
+            other = await trio.to_thread.run_sync(peer.run, self.fresh(length), tokens)
+            ours.append(mine.ttft_s)
+            theirs.append(other["ttft_s"])
+            ours_itl.append(mine.itl_s)
+            theirs_itl.append(other["decode_s"] / max(tokens - 1, 1))
+        if length >= 512:
+            a, b = Spread.of(ours), Spread.of(theirs)
+            self.note(f"cold TTFT of {length} tokens, s", a, b, a.median / b.median, "<= 1")
+        if tokens > 1:
+            a, b = Spread.of(ours_itl), Spread.of(theirs_itl)
+            self.note(f"decode, batch 1, after {length} tokens, s a token", a, b, a.median / b.median, "<= 1")
+
+    async def batch(self) -> None:
+        """Eight requests at once against the same one at a time, at most 256 tokens of context."""
+        alone, at_once = [], []
+        async with connected(self.stack.places) as client:
+            await timed(client, self.fresh(64), 8)
+            for _ in range(self.rounds):
+                one = await timed(client, self.fresh(128), 128)
+                alone.append(128 / one.total_s)
+                at_once.append(await together(client, [self.fresh(128) for _ in range(STREAMS)], 128))
+        a, b = Spread.of(at_once), Spread.of(alone)
+        self.note("8 streams against one at a time, tokens/s", a, b, a.median / b.median, ">= 3")
+
+    async def warm(self) -> None:
+        """A prefix of 6,000 cached tokens and 64 new ones: from the device, and after `kill -9` of the worker."""
+        cold, warm, killed = [], [], []
+        for _ in range(self.rounds):
+            prefix = self.fresh(6000)
+            async with connected(self.stack.places) as client:
+                cold.append((await timed(client, prefix + self.fresh(64), 1)).ttft_s)
+                warm.append((await timed(client, prefix + self.fresh(64), 1)).ttft_s)
+            await self._all_saved()
+            self.stack.kill("worker")
+            await self.stack.wait_serving()
+            async with connected(self.stack.places) as client:
+                again = await timed(client, prefix + self.fresh(64), 1)
+            if not again.finish.usage.cached_by_tier["host"]:
+                raise RuntimeError(f"after the kill nothing came from the host tier: {again.finish.usage}")
+            killed.append(again.ttft_s)
+        base = Spread.of(cold)
+        for name, values, bar in (
+            ("6,000 cached + 64 new, TTFT, s (alternative: cold)", warm, "<= 0.05"),
+            ("the same after kill -9 of the worker, s (alternative: cold)", killed, "<= 0.1"),
+        ):
+            ours = Spread.of(values)
+            self.note(name, ours, base, ours.median / base.median, bar)
+
+    async def _all_saved(self) -> None:
+        with trio.fail_after(60):
+            while True:
+                scheduler = (await self.stack.snapshots())["scheduler"]
+                if scheduler is not None and not scheduler.data["requests"]["saving"]:
+                    return
+                await trio.sleep(0.05)  # a poll of status
+
+    async def services(self) -> None:
+        """Eight streams through all services against their recorded plans, replayed in one process."""
+        ratios, seconds, replays = [], [], []
+        for _ in range(max(1, self.rounds // 2)):
+            plans = self.stack.base / f"plans-{time.monotonic_ns()}"
+            with Stack(self.stack.settings | {"PERDURE_FAULTS__RECORD_PLANS": str(plans)}) as recording:
+                await recording.start()
+                async with connected(recording.places) as client:
+                    await timed(client, self.fresh(64), 8)
+                    skip = sum(1 for _ in recorded(plans))
+                    begun = time.perf_counter()
+                    await together(client, [self.fresh(128) for _ in range(STREAMS)], 128)
+                    seconds.append(time.perf_counter() - begun)
+                environ = recording.environ | {"PERDURE_FAULTS__RECORD_PLANS": ""}
+            command = [sys.executable, "-m", REPLAY, str(plans), str(skip)]
+            done = await trio.run_process(
+                command, env=environ, cwd=ROOT, capture_stdout=True, stderr=subprocess.DEVNULL
+            )
+            replays.append(float(json.loads(done.stdout)["seconds"]))
+            ratios.append(replays[-1] / seconds[-1])
+        ratio = Spread.of(ratios).median
+        name = "8 streams through all services against replayed plans, s"
+        self.note(name, Spread.of(seconds), Spread.of(replays), ratio, ">= 0.85")
