@@ -66,6 +66,7 @@ class DiskTier:
         self._counters: Counter[str] = Counter()
         self._saves = Gate()
         self._mutate = threading.Lock()
+        self._touching = threading.Lock()
         self._touched: dict[bytes, int] = {}
         self._damaged = False
         self._closed = False
@@ -260,13 +261,15 @@ class DiskTier:
 
     def touch(self, recency: Mapping[bytes, int]) -> None:
         """Notes recencies, no IO; they reach the index with the next sync."""
-        if len(self._touched) < _TOUCHES:
-            self._touched.update(recency)
+        with self._touching:
+            if len(self._touched) < _TOUCHES:
+                self._touched.update(recency)
 
     def sync(self) -> None:
         """Pending recencies and the index to the device; call each second or so. DiskFull, DiskFault, IndexDamaged."""
         with self._noted():
-            touched, self._touched = self._touched, {}
+            with self._touching:
+                touched, self._touched = self._touched, {}
             if touched:
                 with self._mutate:
                     self._index.apply(recency=touched)
@@ -349,6 +352,8 @@ class DiskTier:
             self._index.close(clean=clean and not self._damaged)
         except DiskTierError as error:
             self._note(error)
+        except OSError as error:
+            self._trouble(f"closing the disk tier: {error}")
         finally:
             self._files.close()
             self._lock.release()
