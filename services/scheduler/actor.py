@@ -233,14 +233,17 @@ class Scheduler(Actor):
 
     def _submitted(self, now: float, peer: Peer, head: Head, message: Submit) -> None:
         refusal = self.durable.refusal()
-        answer: Message
+        answer: Journaled | Rejected
         if refusal and self.core.progress(message.id, 0) is None:
             answer = Rejected(id=message.id, code="overloaded", reason=refusal)
         else:
             answer = self.core.submit(now, message, secrets.randbits(63))
-            self._outgoing += self.core.take_effects()
-            if isinstance(answer, Journaled) and not answer.known:
-                self._outgoing.append(Advanced(message.id))  # before any token, so that clients can attach
+        if isinstance(answer, Rejected):
+            self.answer(peer, head, answer)  # promises nothing, so it need not wait for the journal
+            return
+        self._outgoing += self.core.take_effects()
+        if not answer.known:
+            self._outgoing.append(Advanced(message.id))  # before any token, so that clients can attach
         self._outgoing.append(Reply(peer, head, answer))
 
     @on(CancelRequest, roles=TOKENIZER | DETOKENIZER)
