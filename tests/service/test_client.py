@@ -226,7 +226,7 @@ class Notices:
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_u1_who_is_waited_for_is_told_and_that_it_is_back(places: Places) -> None:
+async def test_who_is_waited_for_is_told_and_that_it_is_back(places: Places) -> None:
     notices = Notices()
     texts: list[str] = []
     async with (
