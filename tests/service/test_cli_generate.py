@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from shared.config import Config, ModelConfig
 from shared.messages.base import unpack_u32
 from shared.messages.front import FinishReason
 from shared.paths import Places
+from shared.peers import wait_exit
 from shared.testing import running
 from tests.service.played_scheduler import PlayedScheduler
 
@@ -269,3 +271,64 @@ async def test_a_turn_that_was_refused_is_not_part_of_the_chat(places: Places) -
     assert [json.loads(line).get("error", {}).get("code") for line in out.splitlines()] == ["context_too_long", None]
     assert bytes(unpack_u32(entry.submit.ids).tolist()) == b"user: ok\nassistant:"
     assert "5,0" in err
+
+
+class Terminal:
+    """A command at a terminal: what it shows, what is typed."""
+
+    def __init__(self, places: Places, *words: str) -> None:
+        self._mine, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            command(*words), env=environ(places), stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._mine, text.encode())
+
+    async def wait_for(self, text: str) -> None:
+        """Returns once `text` has been shown since the last wait."""
+        with trio.fail_after(30):
+            while text not in self.shown:
+                await trio.lowlevel.wait_readable(self._mine)
+                self.shown += os.read(self._mine, 4096).decode(errors="replace")
+        self.shown = self.shown.partition(text)[2]
+
+    async def wait_exit(self) -> int:
+        with trio.fail_after(30):
+            await wait_exit(self.process.pid)
+        os.close(self._mine)
+        return self.process.wait()
+
+
+async def test_at_a_terminal_ctrl_c_stops_the_answer_and_the_chat_goes_on(places: Places) -> None:
+    async with stack(places, None) as played:
+        terminal = Terminal(places, "chat")
+        await terminal.wait_for("> ")
+        terminal.type("tell me\n")
+        while not played.journal:
+            await trio.lowlevel.checkpoint()
+        (request_id,) = played.journal
+        played.draw(request_id, b"once \x1b[2J upon")
+        await terminal.wait_for("once \ufffd[2J upon")
+        terminal.process.send_signal(signal.SIGINT)
+        await terminal.wait_for("> ")
+        assert [cancel.id for cancel in played.cancels] == [request_id]
+        played.answer_with = b"fine"
+        terminal.type("again\n")
+        await terminal.wait_for("fine")
+        await terminal.wait_for("new; first after")
+        await terminal.wait_for("> ")
+        last = list(played.journal.values())[-1]
+        assert bytes(unpack_u32(last.submit.ids).tolist()) == b"user: again\nassistant:"  # the stopped turn is gone
+        terminal.type("\x04")
+        assert await terminal.wait_exit() == 0
+
+
+async def test_at_a_terminal_ctrl_c_at_the_prompt_ends_the_chat(places: Places) -> None:
+    async with stack(places):
+        terminal = Terminal(places, "chat")
+        await terminal.wait_for("> ")
+        terminal.process.send_signal(signal.SIGINT)
+        assert await terminal.wait_exit() == 130
