@@ -83,16 +83,18 @@ async def dialled(
 ) -> AsyncIterator[tuple[TestPeer, Peer]]:
     """A TestPeer of `role` connected to the mailbox of `target`: yields (node, peer)."""
     node = TestPeer(role, places, engine=engine, incarnation=incarnation)
-    async with trio.open_nursery() as nursery:
-        node.nursery = nursery
-        link = node.dial(target)
-        with trio.fail_after(10):
-            peer = await link.wait_up()
-        try:
-            yield node, peer
-        finally:
-            nursery.cancel_scope.cancel()
-    node.close()
+    try:
+        async with trio.open_nursery() as nursery:
+            node.nursery = nursery
+            link = node.dial(target)
+            with trio.fail_after(10):
+                peer = await link.wait_up()
+            try:
+                yield node, peer
+            finally:
+                nursery.cancel_scope.cancel()
+    finally:
+        node.close()
 
 
 class TestMailbox(Actor):

@@ -1,7 +1,7 @@
 """The scheduler's counterparts, played by hand over real sockets: tokenizer, worker, detokenizer, store."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -171,11 +171,19 @@ class Stage:
 
     scheduler: Scheduler
     places: Places
-    stack: AsyncExitStack
+    nursery: trio.Nursery
     admin: Peer
 
     async def dial(self, role: str, incarnation: int = 1) -> tuple[TestPeer, Peer]:
-        return await self.stack.enter_async_context(dialled(role, "scheduler", self.places, incarnation=incarnation))
+        """A counterpart that stays until the stage ends; its life nests with no other."""
+
+        async def hold(*, task_status: Any) -> None:
+            async with dialled(role, "scheduler", self.places, incarnation=incarnation) as pair:
+                task_status.started(pair)
+                await trio.sleep_forever()
+
+        pair: tuple[TestPeer, Peer] = await self.nursery.start(hold)
+        return pair
 
     async def worker(self, incarnation: int = 1, facts: KVFacts = FACTS) -> PlayedWorker:
         worker = PlayedWorker(*await self.dial("worker", incarnation))
@@ -216,9 +224,10 @@ async def staged(places: Places, config: Config = CONFIG, incarnation: int = 1) 
     async with (
         running(Scheduler, places, config, incarnation=incarnation) as scheduler,
         dialled("admin", "scheduler", places) as (_, admin),
-        AsyncExitStack() as stack,
+        trio.open_nursery() as nursery,
     ):
-        yield Stage(scheduler, places, stack, admin)
+        yield Stage(scheduler, places, nursery, admin)
+        nursery.cancel_scope.cancel()
 
 
 async def submit(peer: Peer, message: Submit) -> Journaled | Rejected:
