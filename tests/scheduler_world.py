@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from xxhash import xxh3_64_intdigest
+
 from services.scheduler.engine import Engine
 from services.scheduler.events import Advanced, Ask, Effect, Forgotten, Journal, Tell, ToWorker
 from services.scheduler.kv.block_pool import FREE, REQUEST
@@ -74,7 +76,7 @@ def kv_of(token: int, position: int, before: int) -> int:
 
 
 def draw(kv: list[int], seed: int) -> int:
-    return mix(seed, len(kv), *kv) % VOCAB
+    return xxh3_64_intdigest(array("Q", kv).tobytes(), seed) % VOCAB
 
 
 def oracle(prompt: list[int], count: int, seed: int = 0) -> list[int]:
@@ -89,7 +91,7 @@ def oracle(prompt: list[int], count: int, seed: int = 0) -> list[int]:
 
 
 def checksum_of(values: list[int]) -> int:
-    return mix(*values)
+    return xxh3_64_intdigest(array("Q", values).tobytes())
 
 
 class SimWorker:
@@ -101,6 +103,8 @@ class SimWorker:
         self.garbage = 0
         self.pool = [self.poison() for _ in range(facts.blocks)]
         self.computed = 0
+        self.clean: set[int] = set()
+        """Free blocks that hold garbage already."""
 
     def poison(self) -> list[int]:
         self.garbage += 1
@@ -737,8 +741,12 @@ class World:
         kv = self.engine._home.kv
         if kv is None or self.worker is None:
             return
+        owners = kv._pool._owner
         for block in range(self.facts.blocks):
-            if kv._pool.owner(block) == FREE:
+            if owners[block] != FREE:
+                self.worker.clean.discard(block)
+            elif block not in self.worker.clean:
+                self.worker.clean.add(block)
                 self.worker.pool[block] = self.worker.poison()
 
 

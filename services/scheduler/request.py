@@ -52,7 +52,9 @@ class Request:
     bypassed: int = 0
     """Younger requests that were admitted past this one since it began to wait."""
     fresh: tuple[int, int] = (0, 0)
-    """(output tokens, cached blocks) at the last admission: retraction by force needs progress since."""
+    """(output tokens, cached blocks) at the last admission."""
+    forced_at: int = -1
+    """Output tokens at its last retraction by force."""
     names: list[bytes] = field(default_factory=list)
     """Identities of its leading full blocks, as far as they were needed."""
     from_tier: tuple[int, int, int] = (0, 0, 0)

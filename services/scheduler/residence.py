@@ -149,6 +149,15 @@ class Residence:
         assert self.kv is not None
         return request.seq is not None and len(request.seq.blocks) >= self.kv.blocks_for(tokens)
 
+    def may_be_forced(self, request: Request) -> bool:
+        """Whether a retraction by force would be a test and not a treadmill: it has got somewhere since its
+        admission, and has drawn a token since the last such retraction.
+        """
+        assert request.seq is not None
+        output, cached = request.fresh
+        progress = request.output_tokens > output or request.seq.cached_blocks > cached
+        return request.load is None and progress and request.output_tokens > request.forced_at
+
     def computed(self, request: Request, count: int) -> None:
         """A step wrote KV of `count` more tokens: full blocks may be shared and saved from now on (W21)."""
         assert self.kv is not None

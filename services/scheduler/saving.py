@@ -176,6 +176,7 @@ class Saver:
         if committed is None:
             self._desk.counters.save_unanswered += len(grants)
             self._missed = self._missed or bool(grants)
+            self._give_back(grants)  # no effect on those that the Commit did reach
             return
         for grant, status in zip(grants, committed.status, strict=False):
             if status == COMMIT_DONE:

@@ -97,10 +97,9 @@ class Steps:
         if self._steps_unforced <= every:
             return
         for request in sorted(self._home.running.values(), key=lambda request: -request.key):
-            assert request.seq is not None
-            output, cached = request.fresh
-            if request.load is None and (request.output_tokens > output or request.seq.cached_blocks > cached):
+            if self._home.may_be_forced(request):
                 self._steps_unforced = 0
+                request.forced_at = request.output_tokens
                 self._desk.counters.retracted_by_force += 1
                 self._home.retract(now, request)
                 self._waiting.add(request)
