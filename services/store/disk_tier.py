@@ -202,7 +202,11 @@ class DiskTier:
         return [entry for entry, good in zip(entries, done, strict=True) if good], mark, error
 
     def delete(self, identities: Sequence[bytes]) -> int:
-        """Drops blocks, idempotent; returns how many there were. DiskFault, IndexDamaged."""
+        """Drops blocks, idempotent; returns how many there were. DiskFault, IndexDamaged.
+
+        In state rebuilding, a copy that the rebuild has not come to yet is not known and comes back; `clear` reaches
+        these too.
+        """
         with self._noted(), self._mutate:
             return self._delete(identities)
 

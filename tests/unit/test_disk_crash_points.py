@@ -205,3 +205,35 @@ tier.delete([block.identity for block in DOOMED])
     done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
     assert done.returncode == -9
     check(tmp_path, delete if hook == "store_in_delete" else save, power_lost=False)
+
+
+def test_p18_kill_9_in_mid_traffic_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    program = f"""
+from pathlib import Path
+from tests.disk_kit import chain, open_tier
+tier = open_tier(Path({str(tmp_path)!r}), capacity=64 << 20)
+number = 0
+while True:
+    tier.save(chain(str(number), 5))
+    if number % 3 == 2:
+        tier.delete([block.identity for block in chain(str(number - 2), 5)])
+    print(number, flush=True)
+    number += 1
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if int(line) == 60:
+                break
+        child.kill()
+        last = max([60, *(int(line) for line in child.stdout if line.endswith("\n"))])
+    tier = open_tier(tmp_path, capacity=64 << 20)
+    recover(tier)
+    tier.check_integrity()
+    for number in range(last + 1):
+        expected = number % 3 != 0 or number + 2 > last
+        if expected and number % 3 == 0:
+            continue  # the delete of it may have been under way
+        for block in chain(str(number), 5):
+            assert fetch(tier, block.identity) == (payload_of(block.identity) if expected else None)
+    tier.close()

@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -279,3 +281,31 @@ def test_a_header_cut_by_a_kill_is_no_loss(tmp_path: Path) -> None:
     journal.append([accept(2)])
     journal.close()
     assert Journal(tmp_path).recover().records == [accept(1), admit(1), accept(2)]
+
+
+def test_kill_9_in_mid_traffic_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    program = f"""
+from pathlib import Path
+from services.scheduler.journal import Journal
+from tests.journal_kit import accept, step
+journal = Journal(Path({str(tmp_path)!r}), segment_bytes=20_000)
+journal.recover()
+key = 0
+while True:
+    journal.append([accept(key), step((key, 0, 3))])
+    print(key, flush=True)
+    key += 1
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if int(line) == 500:
+                break
+        child.kill()
+        heard = [int(line) for line in child.stdout if line.endswith("\n")]
+    last = max([500, *heard])
+    recovered = Journal(tmp_path).recover()
+    assert not recovered.losses
+    written = len(recovered.records) // 2
+    assert written >= last + 1
+    assert recovered.records == flat([[accept(key), step((key, 0, 3))] for key in range(written)])
