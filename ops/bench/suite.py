@@ -148,7 +148,7 @@ class Suite:
                     await together(client, [self.fresh(128) for _ in range(STREAMS)], 128)
                     seconds.append(time.perf_counter() - begun)
                 environ = recording.environ | {"PERDURE_FAULTS__RECORD_PLANS": ""}
-            command = [sys.executable, "-m", REPLAY, str(plans), str(skip)]
+            command = [sys.executable, "-m", "ops.bench.replay", str(plans), str(skip)]
             done = await trio.run_process(
                 command, env=environ, cwd=ROOT, capture_stdout=True, stderr=subprocess.DEVNULL
             )
