@@ -56,13 +56,14 @@ async def snapshots(node: Node, *, deadline_s: float = ANSWER_S) -> dict[str, Sn
 
 
 async def wait_serving(node: Node, *, deadline_s: float) -> bool:
-    """Waits until every service is ready and the scheduler has a worker; False when that takes too long."""
+    """Waits until every service is ready and the scheduler has worker and store; False when that takes too long."""
     with trio.move_on_after(deadline_s):
         while True:
             found = await snapshots(node, deadline_s=min(ANSWER_S, deadline_s))
             scheduler = found["scheduler"]
             all_ready = all(snapshot is not None and snapshot.ready for snapshot in found.values())
-            if all_ready and scheduler is not None and scheduler.data.get("worker_ready"):
+            connected = scheduler is not None and scheduler.data.get("worker_ready") and scheduler.data.get("store_open")
+            if all_ready and connected:
                 return True
             await trio.sleep(0.1)  # a poll of status, not a wait for an effect of ours
     return False
