@@ -5,6 +5,7 @@ Generate ──► Accepted ──► Attach(next token) ──► chunks ──
    └──┘                              └──┘
 """
 
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ ASK_S = 10.0
 """Seconds that one try of Generate or Attach waits; then it is tried again."""
 PAUSE_S = 0.05
 """Between tries, so that a peer that refuses at once is not asked in a loop."""
+MAX_PAUSE_S = 1.0
 CANCEL_S = 2.0
 
 
@@ -214,12 +216,15 @@ class Stream:
     async def _submit(self) -> None:
         """Sends Generate until it is answered; the same id makes it the same request however often it is sent."""
         _check_size(self.request)
+        failures = 0
         while True:
             peer = await self._client.tokenizer.wait_up()
+            if failures:  # spread out: one request that ends the tokenizer must not take all others along each time
+                await trio.sleep(random.uniform(0, min(PAUSE_S * 2**failures, MAX_PAUSE_S)))
             try:
                 answer: Accepted | Rejected = await peer.ask(self.request, (Accepted, Rejected), deadline_s=ASK_S)
             except (PeerGone, PeerSlow, DeadlinePassed):
-                await trio.sleep(PAUSE_S)
+                failures += 1
                 continue
             except RequestFailed as failed:
                 if failed.code != "deadline":

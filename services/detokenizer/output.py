@@ -7,6 +7,7 @@ again from the token where it was, to this process or the next.
 from array import array
 from collections.abc import Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from services.detokenizer.text import TextStream, TokenBytes
@@ -16,6 +17,9 @@ from shared.messages.front import Chunk, Finish, TokenLogprob
 
 MAX_CHUNK_TOKENS = 2048
 """Tokens; a client that attaches late or reads slowly gets long runs in pieces of this size."""
+
+
+_decode_logprob = msgspec.msgpack.Decoder(TokenLogprob).decode
 
 
 class Violation(Exception):
@@ -34,7 +38,7 @@ class Output:
         self.finish: Finish | None = None
         self._token_bytes = token_bytes
         self._tokens = array("I")
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[bytes] = []  # encoded: a third of the memory, over all of a request's retention
         self._text = self._new_text()
 
     def _new_text(self) -> TextStream:
@@ -73,7 +77,7 @@ class Output:
         for token in ids[known:]:
             self._text.push(token)
         self._tokens.extend(ids[known:])
-        self._logprobs.extend(logprobs[known:])
+        self._logprobs.extend(msgspec.msgpack.encode(logprob) for logprob in logprobs[known:])
         if progress.finish is not None:
             self._close(progress.finish)
         return known < len(ids) or progress.finish is not None
@@ -116,6 +120,6 @@ class Output:
             end=end,
             ids=self._tokens[start:end].tobytes(),
             text=self._text.released(start, end) + (self._text.tail() if finish is not None else ""),
-            logprobs=tuple(self._logprobs[start:end]) if self.opening.logprobs else None,
+            logprobs=tuple(map(_decode_logprob, self._logprobs[start:end])) if self.opening.logprobs else None,
             finish=finish,
         )

@@ -71,8 +71,7 @@ class Tokenizer(Actor):
     @on(Generate, roles=CLIENTS)
     async def _generate(self, peer: Peer, message: Generate, head: Head) -> Accepted | Rejected:
         until = (head.deadline or time.monotonic() + self.config.supervise.recovery_timeout_s) - MARGIN_S
-        size = len(message.prompt or "") + len(message.ids or b"")
-        size += sum(len(turn.content) for turn in message.messages or ())
+        size = _size(message)
         answer: Accepted | Rejected
         try:
             check(message, self._limits)
@@ -156,3 +155,9 @@ class Tokenizer(Actor):
         """Lets requests that are being read reach the scheduler; the supervisor's grace bounds it."""
         while self._in_work:
             await self._less_work.wait()
+
+
+def _size(request: Generate) -> int:
+    """About how many bytes of work and memory the input is; also a turn without content is some."""
+    turns = sum(64 + len(turn.role) + len(turn.content) for turn in request.messages or ())
+    return len(request.prompt or "") + len(request.ids or b"") + turns
