@@ -25,6 +25,7 @@ async def admin(places: Places) -> AsyncIterator[Node]:
             try:
                 yield node
             finally:
+                node.say_goodbye()
                 nursery.cancel_scope.cancel()
     finally:
         node.close()

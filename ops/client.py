@@ -20,7 +20,6 @@ from ops.stream import CANCEL_S, PAUSE_S, RequestRejected, Result, Stream
 from ops.waiting import Notice, ServiceAway, Watch
 from shared.messages.base import pack_u32
 from shared.messages.front import Cancel, Cancelled, ChatMessage, Chunk, Generate, Rejected, Sampling
-from shared.messages.hello import Bye
 from shared.node import Node, on
 from shared.paths import Places
 from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, RequestFailed
@@ -96,15 +95,6 @@ class Client(Node):
         """Ends every stream that runs."""
         for stream in list(self.streams.values()):
             stream.fail(reason)
-
-    def say_goodbye(self) -> None:
-        """Lets the services forget this client at once."""
-        for link in self.links.values():
-            if link.peer is not None and link.peer.alive:
-                try:
-                    link.peer.send(Bye())
-                except (PeerGone, PeerSlow) as error:
-                    self.dropped("goodbye", str(error))
 
 
 @asynccontextmanager

@@ -20,10 +20,10 @@ import trio
 from shared.config import Config, load_config
 from shared.faults import Faults
 from shared.mailbox import Mailbox
-from shared.messages.hello import Bye, Snapshot, Status
+from shared.messages.hello import Snapshot, Status
 from shared.node import Node, Reject, on
 from shared.paths import Lock, PlaceError, Places, default_home
-from shared.peers import Peer, PeerGone, PeerSlow
+from shared.peers import Peer
 
 __all__ = ["Actor", "Peer", "Reject", "on", "run"]
 
@@ -100,21 +100,13 @@ class Actor(Node):
                     await self.drain()
                 if patience.cancelled_caught:
                     self.log.warning("drain_cut", after_s=self.config.supervise.grace_s)
-                self._say_goodbye()
+                self.say_goodbye()
                 nursery.cancel_scope.cancel()
                 outer.cancel_scope.cancel()
         finally:
             self.mailbox.close()
             self.close()
             self.endpoint_lock.release()
-
-    def _say_goodbye(self) -> None:
-        for link in self.links.values():
-            if link.peer is not None:
-                try:
-                    link.peer.send(Bye())
-                except (PeerGone, PeerSlow) as error:
-                    self.dropped("unanswered", str(error))
 
     async def _heartbeat(self, fd: int) -> None:
         while True:

@@ -139,9 +139,18 @@ class Mailbox:
             self.actor.dropped("unanswered", f"{identity[:64]!r}: {error}")
 
     async def _watch_exit(self, identity: bytes, peer: Peer) -> None:
+        """Ends with the connection: a process that comes and goes again and again must not cost a file each time."""
         if peer.pid == self.actor.pid:
             return
-        await wait_exit(peer.pid)
+        async with trio.open_nursery() as nursery:
+
+            async def until_gone() -> None:
+                await peer.wait_gone()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_gone)
+            await wait_exit(peer.pid)
+            nursery.cancel_scope.cancel()
         if self.peers.get(identity) is peer:
             self._gone(identity, peer, exit_proven=True)
 

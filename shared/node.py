@@ -17,7 +17,7 @@ import zmq
 
 from shared.links import Link
 from shared.messages import BadMessage, Head, Message, decode
-from shared.messages.hello import Failed, Ping, Pong
+from shared.messages.hello import Bye, Failed, Ping, Pong
 from shared.paths import Places
 from shared.peers import Peer, PeerGone, PeerSlow
 
@@ -169,6 +169,12 @@ class Node:
             peer.send(message, re=re)
         except (PeerGone, PeerSlow) as error:
             self.dropped("unanswered", str(error))
+
+    def say_goodbye(self) -> None:
+        """Lets whoever we dialled forget this node at once instead of after a long silence."""
+        for link in self.links.values():
+            if link.peer is not None:
+                self._push(link.peer, Bye())
 
     def close(self) -> None:
         """Closes every socket; nothing queued is waited for."""
