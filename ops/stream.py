@@ -149,9 +149,9 @@ class Stream:
         return chunk
 
     def _give_credit(self) -> None:
-        """One chunk has been read, so one more may come."""
+        """One chunk has been read, so one more may come; told in batches, half of the window at a time."""
         self._owed += 1
-        if self._peer is not None:
+        if self._peer is not None and self._owed >= max(1, self._credit // 2):
             try:
                 self._peer.send(Credit(id=self.id, chunks=self._owed))
                 self._owed = 0
