@@ -3,7 +3,7 @@
     pinned (leased, granted, being read or written)   in no order, never evicted
     host, clean (on disk too)                         evicted in any order, free of cost
     host, dirty (nowhere else)                        evicted leaf first: a counted loss
-    disk                                              evicted leaf first (leaf of host union disk)
+    disk                                              evicted leaf first, unless the host holds it too
 
 So what is held stays contiguous over host union disk: a block's parent outlives it. Pure: the header tables, which
 are told of each change before anybody else, are any buffer.
@@ -273,10 +273,14 @@ class Blocks:
         return True
 
     def evict_disk(self, count: int, older_than: int) -> Sequence[bytes]:
-        """Identities of at most `count` leaves that leave the disk, the least recent first, older than a tick."""
+        """Identities of at most `count` blocks that leave the disk, the least recent first, older than a tick.
+
+        Leaves, or blocks that the host holds too (which become dirty there, not to be written again).
+        """
         gone: list[bytes] = []
         while len(gone) < count:
-            victim = next((e for e in self.entries.disk_order.from_oldest(DISK) if not self.entries.children[e]), NONE)
+            order, children, host = self.entries.disk_order, self.entries.children, self.entries.host
+            victim = next((e for e in order.from_oldest(DISK) if not children[e] or host[e] != NONE), NONE)
             if victim == NONE or self.entries.tick[victim] >= older_than:
                 break
             gone.append(self.entries.identity(victim))

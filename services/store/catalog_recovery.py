@@ -165,6 +165,8 @@ class Recovery:
                 self._blocks.unpin(entry)
             elif slot != NONE and self._slots.state[slot] == GRANTED:
                 unusable.append(identity)
+            elif slot != NONE:
+                table.flags[entry] |= ON_DISK  # being read, or held back: pinned either way
         return unusable
 
     def finish_live(self) -> None:
@@ -235,6 +237,26 @@ class Recovery:
         for state, flag in ((DIRTY, 0), (CLEAN, FLAG_CLEAN)):
             for slot in np.flatnonzero(self._slots.columns["state"] == state).tolist():
                 self._blocks.headers.set_flags(slot, flag)
+
+
+def forget_disk(catalog: Catalog) -> None:
+    """The disk's index is lost and will be told anew: what only the disk held is unknown until then.
+
+    Host copies become dirty; a read that is under way ends as it will.
+    """
+    blocks, entries = catalog.blocks, catalog.blocks.entries
+    top = entries.top
+    flags, hosts, parents = (entries.columns[name][:top] for name in ("flags", "host", "parent"))
+    only_disk = (flags & LIVE != 0) & (flags & ON_DISK != 0) & (hosts == NONE)
+    linked = np.flatnonzero((flags & LIVE != 0) & (parents != NONE))
+    cut = linked[only_disk[parents[linked]] | only_disk[linked]]
+    np.subtract.at(entries.columns["children"], parents[cut], np.uint32(1))
+    parents[cut] = NONE
+    for entry in np.flatnonzero((flags & LIVE != 0) & (flags & ON_DISK != 0)).tolist():
+        slot = entries.host[entry]
+        blocks.drop_disk(entry)
+        if slot != NONE and blocks.slots.state[slot] == DIRTY:
+            catalog.behind.push(slot)
 
 
 def recover(catalog: Catalog, disk_batches: "list[NDArray[Any]] | None" = None) -> None:

@@ -120,16 +120,21 @@ class Leases:
                 self._adopt(entry, run[-1])
             blocks.pin(entry)
             run.append(entry)
-        # Only now, with the whole run pinned, is room made: the reads never evict what this very lookup found.
-        for index, entry in enumerate(run):
-            if entries.host[entry] == NONE:
-                order = self._begin_staging(entry, generation)
+        # Only now, with the whole run pinned, is room made, so that reads do not evict what this very lookup found;
+        # when there is no other room, its deepest blocks give way: a shorter run that begins at the front is of use.
+        index, wanted = 0, len(run)
+        while index < len(run):
+            if entries.host[run[index]] == NONE:
+                while (order := self._begin_staging(run[index], generation)) is None and len(run) > index + 1:
+                    self._unpin(run[-1:])
+                    run.pop()
                 if order is None:
-                    self.counters.no_room += 1
                     self._unpin(run[index:])
                     run = run[:index]
                     break
                 orders.append(order)
+            index += 1
+        self.counters.no_room += len(run) < wanted
         if not run:
             return Found(None, [])
         places = [self._place(entry) for entry in run]
@@ -206,6 +211,11 @@ class Leases:
             flags=FLAG_CLEAN,
         )
 
+    def is_wanted(self, order: StageOrder) -> bool:
+        """Whether anybody still waits for a read that has not begun (its own pin is not a reason to read)."""
+        entry = self._blocks.slots.entry[order.slot]
+        return bool(self._blocks.entries.pins[entry] > 1 and not self._blocks.entries.flags[entry] & DETACHED)
+
     def staged(
         self, order: StageOrder, *, ok: bool, checksum: int = 0, parent: bytes = bytes(32), lost: bool = True
     ) -> list[StagedRun]:
@@ -221,7 +231,7 @@ class Leases:
         if ok and not entries.flags[entry] & DETACHED:
             slots.checksum[order.slot] = checksum
             self._write_header(entry, order.slot, VALID, parent=parent)
-            slots.state[order.slot] = CLEAN
+            slots.state[order.slot] = CLEAN if entries.flags[entry] & ON_DISK else DIRTY  # the index was lost meanwhile
             before = entries.map.get(parent)
             if before != NONE and entries.parent[entry] == NONE:
                 entries.link(entry, before)

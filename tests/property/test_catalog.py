@@ -57,11 +57,12 @@ class Held:
     path: Path
     length: int
     places: dict[int, int] = field(default_factory=dict)
-    cleared: bool = False
+    dead: set[bytes] = field(default_factory=set)
+    """Names whose block is no longer this one: cleared, or withdrawn as bad."""
 
     def names(self) -> set[bytes]:
         """What it keeps from being evicted."""
-        return set() if self.cleared else {name(self.path[: index + 2]) for index in range(self.length)}
+        return {name(self.path[: index + 2]) for index in range(self.length)} - self.dead
 
 
 class CatalogMachine(RuleBasedStateMachine):
@@ -267,6 +268,7 @@ class CatalogMachine(RuleBasedStateMachine):
             held = self.held[run.lease.number]
             if run.failed:
                 held.length = run.first
+                held.places = {index: slot for index, slot in held.places.items() if index < run.first}
             for index, place in enumerate(run.places, run.first):
                 assert index not in held.places, "told twice"
                 self.told(held, index, place.slot, place.checksum)
@@ -285,6 +287,8 @@ class CatalogMachine(RuleBasedStateMachine):
         gone = {name(held.path[: index + 2]) for index in indices} & held.names()  # if the run ended before: too late
         assert self.catalog.leases.release(number, bad=indices)
         assert not self.catalog.leases.release(number)
+        for other in self.held.values():
+            other.dead |= gone - set(self.look())
         if bad:
             for identity in gone & set(self.look()):
                 assert self.look()[identity] == (False, True), "a bad host copy is still served"
@@ -370,7 +374,7 @@ class CatalogMachine(RuleBasedStateMachine):
             key for key, (_, identity) in self.grants.items() if root in (None, ROOTS[self.letter_of[identity]])
         }
         for held in self.held.values():
-            held.cleared |= root in (None, ROOTS[held.path[0]])
+            held.dead |= held.names() if root in (None, ROOTS[held.path[0]]) else set()
         after = self.look()
         for path_root in sorted(ROOTS.values()):
             assert self.catalog.is_stale(path_root, old) == (root in (None, path_root))

@@ -1,0 +1,265 @@
+"""The store's shell: messages in, answers out; the catalogue decides, threads move the bytes.
+
+Only the event loop touches the catalogue. A handler never waits for a disk: a lookup is answered from packed arrays
+at once, what lies on disk follows as Staged.
+"""
+
+from typing import Any
+
+import trio
+
+from services.store.catalog import Catalog, Grant, Owner
+from services.store.disk_errors import DiskTierError
+from services.store.disk_lane import DiskLane
+from services.store.entries import ON_DISK
+from services.store.leases import StagedRun
+from services.store.opening import Opened, open_disk, open_store
+from services.store.requests import (
+    answer_found,
+    answer_reserved,
+    chains,
+    checksums_in,
+    grants_in,
+    pushed,
+    root_of,
+)
+from services.store.snapshot import snapshot
+from services.store.stager import Stager
+from shared.actor import Actor, Peer, Reject, on
+from shared.messages.base import split_identities, unpack_u32
+from shared.messages.store import (
+    COMMIT_STALE,
+    RESERVE_FULL,
+    Abandon,
+    Clear,
+    Cleared,
+    Commit,
+    Committed,
+    EngineOpened,
+    Found,
+    Lookup,
+    OpenEngine,
+    Release,
+    Reserve,
+    Reserved,
+)
+from shared.peers import PeerGone, PeerSlow, wait_exit
+
+SCHEDULERS = frozenset({"scheduler"})
+MAX_BLOCKS = 1 << 16
+"""Identities in one message; more is refused."""
+
+WATCH_S = 1.0
+
+
+class Store(Actor):
+    """One per home."""
+
+    role_name = "store"
+    accepts = SCHEDULERS
+
+    opened: Opened
+    lane: DiskLane
+    stager: Stager
+
+    async def start(self) -> None:
+        """Recovers both tiers."""
+        self._slot_bytes: dict[Owner, int] = {}
+        self._owners: dict[Owner, Peer] = {}
+        self.arena_trouble = ""
+        self.opened = await trio.to_thread.run_sync(open_store, self.places, self.config, self.faults, self.log)
+        if self.opened.catalog is None or self.opened.arena is None or self.opened.recovery is None:
+            return
+        self.stager = Stager(self.opened.arena, self.opened.catalog, self._tell)
+        self.lane = DiskLane(
+            self.opened.arena,
+            self.opened.catalog,
+            self.opened.recovery,
+            reopen=lambda: open_disk(self.places.store, self.config, self.faults),
+            attached=self._disk_attached,
+            log=self.log,
+        )
+        self.lane.attach(self.opened.disk, self.opened.disk_reason, wanted=self.config.store.disk_bytes > 0)
+        self.log.info("store_recovered", **self.opened.adopted, arena=str(self.opened.arena.path))
+        self.nursery.start_soon(self.stager.run)
+        self.nursery.start_soon(self.lane.run)
+        self.nursery.start_soon(self._watch_arena)
+
+    def _disk_attached(self, disk: Any) -> None:
+        self.stager.disk = disk
+
+    async def drain(self) -> None:
+        """Dirty blocks go to disk, as many as the grace allows; the rest stay in the arena."""
+        if self.opened.catalog is None or self.opened.arena is None:
+            return
+        with trio.move_on_after(0.6 * self.config.supervise.grace_s):
+            await self.lane.flush()
+        left = self.opened.catalog.behind.length
+        if left:
+            self.log.warning("drain_left_dirty", blocks=left)
+        await self.lane.close()
+        self.opened.arena.close()
+
+    def snapshot(self) -> dict[str, Any]:
+        """See `snapshot.py`."""
+        return snapshot(self.opened, self.lane, self.arena_trouble) if self.ready and self.opened.catalog else {}
+
+    def peer_down(self, peer: Peer, exit_proven: bool) -> None:
+        """Only a proven exit ends leases; grants stand until the next scheduler speaks."""
+        if peer.role not in SCHEDULERS:
+            return
+        owner = _owner(peer)
+        if self._owners.get(owner) is peer:
+            del self._owners[owner]
+        if exit_proven:
+            self._owner_gone(owner)
+        elif peer.pid != self.pid:
+            self.nursery.start_soon(self._release_at_exit, owner, peer.pid)
+
+    async def _release_at_exit(self, owner: Owner, pid: int) -> None:
+        await wait_exit(pid)
+        if owner not in self._owners:
+            self._owner_gone(owner)
+
+    def _owner_gone(self, owner: Owner) -> None:
+        self._slot_bytes.pop(owner, None)
+        if self.opened.catalog is not None:
+            self.opened.catalog.leases.release_owner(owner)
+
+    async def _watch_arena(self) -> None:
+        assert self.opened.arena is not None
+        while True:
+            await trio.sleep(WATCH_S)
+            trouble = self.opened.arena.trouble() if self.opened.arena.fd >= 0 else ""
+            if trouble and not self.arena_trouble:
+                self.log.warning("arena_trouble", reason=trouble)
+            self.arena_trouble = trouble
+
+    # --- engines ---------------------------------------------------------------------------------------------
+
+    @on(OpenEngine, roles=SCHEDULERS)
+    def _open_engine(self, peer: Peer, message: OpenEngine) -> EngineOpened:
+        owner, catalog, arena = _owner(peer), self.opened.catalog, self.opened.arena
+        held = grants_in(message.held_slots, message.held_generations)
+        if not 0 < message.slot_bytes < 1 << 31:
+            raise Reject("bad_request", f"slots of {message.slot_bytes} bytes are not to be had")
+        self._slot_bytes[owner], self._owners[owner] = message.slot_bytes, peer
+        if catalog is None or arena is None:
+            return EngineOpened(arena="", arena_key="", epoch=0, kept=bytes(len(held)))
+        kept = catalog.open_engine(owner, held)
+        if catalog.blocks.slots.size_class(message.slot_bytes) < 0:
+            extent = arena.geometry.extent_bytes
+            self.log.warning("slots_too_large", engine=peer.engine, slot_bytes=message.slot_bytes, extent_bytes=extent)
+        return EngineOpened(arena=str(arena.path), arena_key=arena.key, epoch=catalog.epoch, kept=bytes(kept))
+
+    def _known(self, peer: Peer, blocks: int) -> tuple[Owner, Catalog | None]:
+        owner = _owner(peer)
+        if owner not in self._slot_bytes:
+            raise Reject("bad_request", "open the engine first")
+        if blocks > MAX_BLOCKS:
+            raise Reject("bad_request", f"{blocks} blocks in one message; at most {MAX_BLOCKS}")
+        return owner, self.opened.catalog
+
+    # --- saves -----------------------------------------------------------------------------------------------
+
+    @on(Reserve, roles=SCHEDULERS)
+    def _reserve(self, peer: Peer, message: Reserve) -> Reserved:
+        pairs = chains(message.identities, message.parents, message.root)
+        owner, catalog = self._known(peer, len(pairs))
+        if catalog is None:
+            return answer_reserved([Grant(RESERVE_FULL)] * len(pairs), self.incarnation)
+        grants = catalog.reserve(
+            owner, root=message.root, epoch=message.epoch, length=self._slot_bytes[owner], blocks=pairs
+        )
+        self.faults.at("store_after_granted")
+        return answer_reserved(grants, self.incarnation)
+
+    @on(Commit, roles=SCHEDULERS)
+    def _commit(self, peer: Peer, message: Commit) -> Committed:
+        self.faults.at("store_after_commit_arrives")
+        grants = grants_in(message.slots, message.generations)
+        checksums = checksums_in(message.checksums, len(grants))
+        owner, catalog = self._known(peer, len(grants))
+        if catalog is None or message.incarnation != self.incarnation:
+            return Committed(status=bytes([COMMIT_STALE]) * len(grants))
+        status = bytes(
+            catalog.commit(owner, slot, generation, checksum)
+            for (slot, generation), checksum in zip(grants, checksums, strict=True)
+        )
+        self.lane.wake()
+        return Committed(status=status)
+
+    @on(Abandon, roles=SCHEDULERS)
+    def _abandon(self, peer: Peer, message: Abandon) -> None:
+        grants = grants_in(message.slots, message.generations)
+        owner, catalog = self._known(peer, len(grants))
+        if catalog is not None:
+            for slot, generation in grants:
+                catalog.abandon(owner, slot, generation)
+
+    # --- loads -----------------------------------------------------------------------------------------------
+
+    @on(Lookup, roles=SCHEDULERS)
+    def _lookup(self, peer: Peer, message: Lookup) -> Found:
+        try:
+            identities = split_identities(message.identities)
+        except ValueError as error:
+            raise Reject("bad_request", str(error)) from error
+        owner, catalog = self._known(peer, len(identities))
+        if catalog is None:
+            return answer_found(0, [], 0)
+        found = catalog.lookup(owner, identities)
+        if found.lease is None:
+            return answer_found(0, [], catalog.epoch)
+        self.stager.begin(found.orders)
+        return answer_found(found.lease.number, found.places, catalog.epoch)
+
+    @on(Release, roles=SCHEDULERS)
+    def _release(self, peer: Peer, message: Release) -> None:
+        catalog = self.opened.catalog
+        if catalog is None:
+            return
+        try:
+            bad = tuple(unpack_u32(message.bad))
+        except ValueError as error:
+            raise Reject("bad_request", f"bad: {error}") from error
+        lease = catalog.leases.open.get(message.lease)
+        if lease is None or lease.owner[0] != peer.engine:
+            return
+        entries = catalog.blocks.entries
+        on_disk = [entry for entry in lease.entries if entries.flags[entry] & ON_DISK]
+        if bad:
+            self.log.warning("blocks_quarantined", engine=peer.engine, blocks=len(bad))
+        catalog.leases.release(message.lease, _owner(peer), bad)
+        if self.lane.disk is not None:
+            touched = {entries.identity(entry): entries.tick[entry] for entry in on_disk if entries.flags[entry]}
+            self.lane.disk.touch(touched)
+
+    def _tell(self, run: StagedRun) -> None:
+        """Pushes news of a lease to its owner, if it is still there."""
+        peer = self._owners.get(run.lease.owner)
+        if peer is None:
+            return
+        try:
+            peer.send(pushed(run.lease.number, run.first, run.places, failed=run.failed))
+        except (PeerGone, PeerSlow) as error:
+            self.dropped("unanswered", str(error))
+
+    # --- clear -----------------------------------------------------------------------------------------------
+
+    @on(Clear)
+    async def _clear(self, peer: Peer, message: Clear) -> Cleared:
+        root = root_of(message)
+        catalog = self.opened.catalog
+        if catalog is None:
+            return Cleared(blocks={"host": 0, "disk": 0}, bytes={"host": 0, "disk": 0}, epoch=0)
+        try:
+            blocks, nbytes = await self.lane.clear(root)
+        except DiskTierError as error:
+            raise Reject("overloaded", f"the disk tier could not be cleared: {error.reason}; try again") from error
+        self.log.info("cleared", scope=message.scope, by=peer.name, blocks=blocks, bytes=nbytes)
+        return Cleared(blocks=blocks, bytes=nbytes, epoch=catalog.epoch)
+
+
+def _owner(peer: Peer) -> Owner:
+    return peer.engine, peer.incarnation

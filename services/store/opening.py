@@ -1,0 +1,127 @@
+"""Coming up: the arena, the disk tier, and a catalogue that knows what both hold. Runs in a thread, before ready.
+
+arena    re-attached, or made; in store.arena_dir, else a file in the home with a warning, else no host tier
+disk     opened, or off with a reason that status shows; a damaged index is rebuilt while we serve
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from services.store.arena import Arena, ArenaRefused, open_arena
+from services.store.arena_size import STAGING_BYTES
+from services.store.catalog import Catalog
+from services.store.catalog_recovery import Recovery
+from services.store.disk_errors import DiskTierError
+from services.store.disk_tier import DiskTier
+from shared.config import Config, StoreConfig
+from shared.faults import Faults
+from shared.paths import Places
+
+
+class Log(Protocol):
+    """What we need of a logger."""
+
+    def warning(self, event: str, **facts: object) -> object:
+        """One line."""
+
+
+@dataclass
+class Opened:
+    """What a store starts with. `catalog` is None without an arena; `disk` None with `disk_reason`."""
+
+    arena: Arena | None
+    catalog: Catalog | None
+    disk: DiskTier | None
+    disk_reason: str
+    recovery: Recovery | None = None
+    notes: list[str] = field(default_factory=list)
+    adopted: dict[str, int] = field(default_factory=dict)
+
+
+def _open_arena(places: Places, config: StoreConfig, log: Log, notes: list[str]) -> Arena | None:
+    wanted = config.host_bytes or (STAGING_BYTES if config.disk_bytes else 0)
+    if not wanted:
+        return None
+    shared = places.arena(config.arena_dir)
+    fallback = places.store / "arena"
+    for path in (shared, fallback):
+        try:
+            if path is fallback:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            arena = open_arena(path, wanted)
+        except OSError as error:  # ArenaRefused, and a home that can't be written
+            notes.append(str(error))
+            log.warning("arena_refused", reason=str(error))
+            continue
+        for note in arena.notes:
+            log.warning("arena", note=note)
+        if path is fallback:
+            log.warning("arena_on_disk", path=str(path), note="the host tier is a file in the home: slower, and kept")
+        notes += arena.notes
+        return arena
+    return None
+
+
+def open_disk(directory: Path, config: Config, faults: Faults) -> tuple[DiskTier | None, str]:
+    """(tier, "") or (None, why there is none)."""
+    if not config.store.disk_bytes:
+        return None, "off: store.disk_bytes is 0"
+    try:
+        tier = DiskTier(
+            directory,
+            capacity=config.store.disk_bytes,
+            floor=config.store.disk_floor,
+            faults=faults,
+            max_blocks=config.faults.max_disk_blocks,
+        )
+    except DiskTierError as error:
+        return None, error.reason
+    return tier, ""
+
+
+def open_store(places: Places, config: Config, faults: Faults, log: Log) -> Opened:
+    """Both tiers and the catalogue, recovered."""
+    notes: list[str] = []
+    arena = _open_arena(places, config.store, log, notes)
+    if arena is None:
+        return Opened(None, None, None, "off: there is no arena to stage in", notes=notes)
+    disk, reason = open_disk(places.store, config, faults)
+    if reason and config.store.disk_bytes:
+        log.warning("disk_tier_off", reason=reason)
+    starts, epoch = arena.headers.starts, arena.headers.epoch
+    if disk is not None:
+        starts, epoch = max(starts, _meta(disk, "starts")), max(epoch, _meta(disk, "epoch"))
+    catalog = Catalog(arena.headers, starts=starts + 1, epoch=epoch, max_slots=config.faults.max_host_blocks)
+    opened = Opened(arena, catalog, disk, reason, notes=notes)
+    recovery = Recovery(catalog)
+    recovery.adopt_host()
+    opened.adopted["host"] = catalog.blocks.slots.used
+    if disk is not None:
+        try:
+            disk.put_meta({"starts": (starts + 1).to_bytes(8, "little")})
+            opened.adopted["disk"] = _adopt_index(disk, recovery)
+        except DiskTierError as error:
+            log.warning("disk_tier_recovery", reason=error.reason)
+    recovery.finish()
+    opened.recovery = recovery
+    return opened
+
+
+def _meta(disk: DiskTier, name: str) -> int:
+    return int.from_bytes((disk.get_meta(name) or b"")[:8], "little")
+
+
+def _adopt_index(disk: DiskTier, recovery: Recovery) -> int:
+    """All of a sound index; a damaged one is left to the background. How many blocks."""
+    count = 0
+    while disk.statistics().state == "recovering":
+        batch = disk.recover_step()
+        if batch is None:
+            break
+        recovery.adopt_disk(batch)
+        count += len(batch)
+    return count
+
+
+__all__ = ["ArenaRefused", "Opened", "open_disk", "open_store"]

@@ -1,0 +1,82 @@
+"""What `perdure status` shows of the store, as plain values.
+
+tiers.host, tiers.disk: capacity, used (blocks and bytes), hits, evictions, losses, state and its reason.
+lookups: asked, misses. leases, grants, staging: what is out now.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from services.store.disk_lane import DiskLane
+from services.store.opening import Opened
+
+
+def snapshot(opened: Opened, lane: DiskLane, arena_trouble: str) -> dict[str, Any]:
+    """Keys as above."""
+    catalog, arena = opened.catalog, opened.arena
+    assert catalog is not None
+    assert arena is not None
+    facts = catalog.statistics()
+    found = facts.lookups
+    strides = {
+        str(size): catalog.blocks.slots.extent_size.count(i) for i, size in enumerate(catalog.blocks.slots.sizes)
+    }
+    return {
+        "tiers": {
+            "host": {
+                "state": "troubled" if arena_trouble else "ready",
+                "reason": arena_trouble,
+                "path": str(arena.path),
+                "recovered": arena.recovered,
+                "bytes": arena.geometry.total,
+                "capacity": facts.host_capacity,
+                "used": facts.host_used,
+                "clean": facts.host_clean,
+                "dirty": facts.host_dirty,
+                "granted": facts.granted,
+                "staging": facts.staging,
+                "hits": found.host_hits,
+                "evictions": facts.counters.host_evictions,
+                "losses": facts.counters.host_losses,
+                "lost_bytes": facts.counters.host_lost_bytes,
+                "quarantined": facts.counters.quarantined,
+                "extents_by_slot_bytes": strides,
+                "extents_reclaimed": facts.counters.extents_reclaimed,
+            },
+            "disk": _disk(lane)
+            | {
+                "held": facts.on_disk,
+                "hits": found.disk_hits,
+                "staged": found.staged,
+                "staged_bytes": found.staged_bytes,
+                "stage_failures": found.stage_failures,
+                "evictions": facts.counters.disk_evictions,
+                "failures": facts.counters.disk_failures,
+                "queued": facts.queued,
+            },
+        },
+        "blocks": facts.blocks,
+        "pinned": facts.pinned,
+        "leases": facts.leases,
+        "lookups": found.lookups,
+        "looked_up": found.asked,
+        "misses": found.asked - found.host_hits - found.disk_hits,
+        "no_room": found.no_room,
+        "epoch": facts.epoch,
+        "recovered": opened.adopted,
+        "notes": opened.notes,
+    }
+
+
+def _disk(lane: DiskLane) -> dict[str, Any]:
+    plain: dict[str, Any] = {"state": lane.state, "reason": lane.reason, **asdict(lane.counters)}
+    if lane.disk is not None:
+        facts = lane.disk.statistics()
+        plain |= {
+            "capacity_bytes": facts.capacity,
+            "used": facts.blocks,
+            "used_bytes": facts.bytes,
+            "counters": facts.counters,
+            "last_trouble": facts.reason,
+        }
+    return plain

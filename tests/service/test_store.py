@@ -1,0 +1,464 @@
+import os
+import shutil
+import stat
+
+import pytest
+import trio
+
+from services.store.actor import Store
+from shared.config import FaultsConfig
+from shared.messages.base import pack_u32, unpack_u32, unpack_u64
+from shared.messages.store import (
+    COMMIT_DONE,
+    COMMIT_STALE,
+    RESERVE_FULL,
+    RESERVE_GRANTED,
+    RESERVE_HAVE,
+    RESERVE_NO_PARENT,
+    RESERVE_STALE,
+    TIER_DISK,
+    Abandon,
+    Commit,
+    Committed,
+    Lookup,
+    Release,
+    Reserve,
+    Reserved,
+)
+from shared.paths import Places
+from shared.peers import RequestFailed
+from shared.testing import running
+from tests.service.store_kit import MIB, SLOT, Engine, config, engine, names, payload, root_of, store
+
+ROOT = root_of("model")
+
+
+async def test_saves_and_serves_a_chain_with_its_very_bytes(places: Places) -> None:
+    chain = names(ROOT, 12)
+    async with store(places) as one:
+        reserved = await one.save(ROOT, chain)
+        assert reserved.status == bytes([RESERVE_GRANTED]) * 12
+        assert await one.load(chain) == (12, 0)
+        assert (await one.reserve(ROOT, chain)).status == bytes([RESERVE_HAVE]) * 12
+        longer = names(ROOT, 20)
+        assert longer[:12] == chain
+        assert await one.load(longer) == (12, 0)
+        assert await one.load(names(ROOT, 3, prompt=1)) == (0, 0)
+        facts = await one.facts()
+        assert facts["leases"] == 0
+        assert facts["tiers"]["host"]["hits"] == 24
+
+
+async def test_w21_nothing_is_visible_before_its_commit(places: Places) -> None:
+    chain = names(ROOT, 3)
+    async with store(places) as one, engine(places, "e1") as other:
+        reserved = await one.reserve(ROOT, chain)
+        assert await other.load(chain) == (0, 0)
+        assert (await other.reserve(ROOT, chain)).status == bytes([RESERVE_HAVE]) * 3
+        sums = [one.write(offset, name) for offset, name in zip(unpack_u64(reserved.offsets), chain, strict=True)]
+        assert await other.load(chain) == (0, 0)
+        await one.commit(reserved, sums)
+        assert await other.load(chain) == (3, 0)
+
+
+async def test_w10_w12_w13_roots_never_mix_on_any_tier(places: Places) -> None:
+    salted, plain, dtype = root_of("model", b"a"), ROOT, root_of("model-bf16")
+    roots = (salted, plain, dtype)
+
+    async def only_salted_hits(one: Engine, expected: tuple[int, int]) -> None:
+        assert await one.load(names(plain, 4)) == (0, 0)
+        assert await one.load(names(dtype, 4)) == (0, 0)
+        assert await one.load(names(salted, 4)) == expected
+
+    assert len({name for each in roots for name in names(each, 4)}) == 12
+    async with store(places) as one:
+        await one.save(salted, names(salted, 4))
+        await only_salted_hits(one, (4, 0))
+        await one.all_on_disk()
+    places.arena().unlink()
+    async with store(places, incarnation=2) as one:
+        await only_salted_hits(one, (0, 4))
+        foreign = Reserve(identities=b"x" * 32, parents=names(salted, 4)[-1], root=plain, epoch=one.opened.epoch)
+        assert (await one.ask(foreign, Reserved)).status == bytes([RESERVE_NO_PARENT])
+
+
+async def test_p11_blocks_come_from_the_host_after_a_restart_and_from_disk_without_the_arena(places: Places) -> None:
+    prompts = [names(ROOT, 6, prompt=i) for i in range(5)]
+    async with store(places) as one:
+        for chain in prompts:
+            await one.save(ROOT, chain)
+        key = one.opened.arena_key
+    async with store(places, incarnation=2) as one:
+        assert one.opened.arena_key == key
+        for chain in prompts:
+            assert await one.load(chain) == (6, 0)
+    places.arena().unlink()
+    async with store(places, incarnation=3) as one:
+        assert one.opened.arena_key != key
+        for chain in prompts:
+            assert await one.load(chain) == (0, 6)
+        for chain in prompts:
+            assert await one.load(chain) == (6, 0)
+        facts = await one.facts()
+        assert facts["tiers"]["disk"]["staged"] == 30
+
+
+async def test_p13_disk_serves_what_the_host_had_to_evict(places: Places) -> None:
+    prompts = [names(ROOT, 8, prompt=i) for i in range(12)]
+    async with store(places, config(host_bytes=256 << 10)) as one:
+        for chain in prompts:
+            await one.save(ROOT, chain)
+            await one.all_on_disk()
+        facts = await one.facts()
+        assert facts["tiers"]["host"]["evictions"] >= 12 * 8 - facts["tiers"]["host"]["capacity"] > 0
+        assert facts["tiers"]["host"]["losses"] == 0
+        for chain in prompts:
+            assert sum(await one.load(chain)) == 8
+        facts = await one.facts()
+        assert facts["tiers"]["disk"]["staged_bytes"] >= SLOT * (12 * 8 - facts["tiers"]["host"]["capacity"])
+
+
+async def test_p10_the_host_tier_never_exceeds_its_size_and_a_larger_prompt_is_saved_as_far_as_it_goes(
+    places: Places,
+) -> None:
+    chain = names(ROOT, 200)
+    async with store(places, config(host_bytes=256 << 10, disk_bytes=0)) as one:
+        status = (await one.reserve(ROOT, chain)).status
+        room = status.count(RESERVE_GRANTED)
+        assert 0 < room < 200
+        assert status == bytes([RESERVE_GRANTED]) * room + bytes([RESERVE_FULL]) + bytes([RESERVE_NO_PARENT]) * (
+            200 - room - 1
+        )
+        assert os.stat(one.opened.arena).st_size <= 256 << 10
+
+
+async def test_a_host_tier_of_nothing_still_stages_through_a_small_arena(places: Places) -> None:
+    chain = names(ROOT, 30)
+    settings = config(host_bytes=0, faults=FaultsConfig(max_host_blocks=40))
+    async with store(places, settings) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.arena().unlink()
+    async with store(places, settings, incarnation=2) as one:
+        assert await one.load(chain) == (0, 30)
+
+
+async def test_without_any_tier_the_store_answers_misses(places: Places) -> None:
+    async with store(places, config(host_bytes=0, disk_bytes=0)) as one:
+        assert one.opened.arena == ""
+        assert await one.load(names(ROOT, 3)) == (0, 0)
+        assert (await one.reserve(ROOT, names(ROOT, 3))).status == bytes([RESERVE_FULL]) * 3
+        assert (await one.clear()).blocks == {"host": 0, "disk": 0}
+
+
+async def test_a_prefix_larger_than_the_host_tier_is_served_as_far_as_there_is_room(places: Places) -> None:
+    chain = names(ROOT, 60)
+    async with store(places, config(host_bytes=256 << 10)) as one:
+        for end in range(10, 61, 10):
+            await one.save(ROOT, chain[:end])
+            await one.all_on_disk()
+        loaded = sum(await one.load(chain))
+        facts = await one.facts()
+        assert facts["tiers"]["disk"]["held"] == 60
+        assert loaded == facts["tiers"]["host"]["capacity"] < 60
+        assert facts["no_room"] == 1
+
+
+async def test_f05_two_leases_that_want_the_same_blocks_share_one_read(places: Places) -> None:
+    chain = names(ROOT, 10)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.arena().unlink()
+    settings = config(faults=FaultsConfig(hooks={"store_in_load": "delay:0.3"}))
+    async with store(places, settings, incarnation=2) as one, engine(places, "e1") as other:
+        results = []
+
+        async def load(who: Engine) -> None:
+            results.append(await who.load(chain))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load, one)
+            nursery.start_soon(load, other)
+        assert results == [(0, 10), (0, 10)]
+        assert (await one.facts())["tiers"]["disk"]["staged"] == 10
+
+
+async def test_w23_a_lease_released_during_its_read_gives_its_slots_back_only_after_the_read(places: Places) -> None:
+    chain, others = names(ROOT, 4), names(ROOT, 40, prompt=1)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.arena().unlink()
+    hooks = FaultsConfig(hooks={"store_in_load": "delay:0.5"}, max_host_blocks=6)
+    async with store(places, config(disk_bytes=64 * MIB, faults=hooks), incarnation=2) as one:
+        found = await one.look_up(chain)
+        assert found.tiers == bytes([TIER_DISK]) * 4
+        await one.until(lambda facts: facts["tiers"]["host"]["staging"] == 4)
+        one.peer.send(Release(lease=found.lease))
+        reserved = await one.reserve(ROOT, others)
+        assert reserved.status.count(RESERVE_GRANTED) == 2
+        offsets = unpack_u64(reserved.offsets)
+        sums = [one.write(offsets[i], others[i]) for i in range(2)]
+        await one.commit(reserved, sums)
+        await one.until(lambda facts: facts["tiers"]["host"]["staging"] == 0)
+        assert await one.load(others) == (2, 0)
+        assert sum(await one.load(chain)) == 4
+
+
+async def test_s04_a_disk_that_fails_to_deliver_ends_the_run_and_nothing_hangs(places: Places) -> None:
+    chain = names(ROOT, 6)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.arena().unlink()
+    settings = config(faults=FaultsConfig(hooks={"store_in_load": "fail:1"}))
+    async with store(places, settings, incarnation=2) as one:
+        assert await one.load(chain) == (0, 0)
+        assert await one.load(chain) == (0, 6)
+        facts = await one.facts()
+        assert facts["leases"] == facts["tiers"]["host"]["staging"] == 0
+        assert facts["tiers"]["disk"]["stage_failures"] == 6
+
+
+async def test_a_block_whose_checksum_failed_is_quarantined_and_comes_back_from_disk(places: Places) -> None:
+    chain = names(ROOT, 5)
+    async with store(places) as one:
+        reserved = await one.save(ROOT, chain)
+        await one.all_on_disk()
+        assert await one.load(chain, bad=(2,)) == (5, 0)
+        assert await one.load(chain) == (4, 1)
+        facts = await one.facts()
+        assert facts["tiers"]["host"]["quarantined"] == 1
+        assert reserved.incarnation == 1
+
+
+async def test_a_bad_block_that_is_nowhere_else_is_a_miss_until_it_is_saved_again(places: Places) -> None:
+    chain = names(ROOT, 5)
+    async with store(places, config(disk_bytes=0)) as one:
+        await one.save(ROOT, chain)
+        assert await one.load(chain, bad=(2,)) == (5, 0)
+        assert await one.load(chain) == (2, 0)
+        assert (await one.save(ROOT, chain)).status == bytes(
+            [RESERVE_HAVE, RESERVE_HAVE, RESERVE_GRANTED, RESERVE_HAVE, RESERVE_HAVE]
+        )
+        assert await one.load(chain) == (5, 0)
+
+
+async def test_bytes_that_go_bad_in_the_arena_never_reach_the_disk(places: Places) -> None:
+    chain = names(ROOT, 3)
+    async with store(places) as one:
+        reserved = await one.reserve(ROOT, chain)
+        offsets = unpack_u64(reserved.offsets)
+        sums = [one.write(offset, name) for offset, name in zip(offsets, chain, strict=True)]
+        one.memory[offsets[1]] = one.memory[offsets[1]] ^ 1
+        await one.commit(reserved, sums)
+        facts = await one.until(lambda facts: facts["tiers"]["disk"]["damaged"] == 1)
+        assert await one.load(chain) == (1, 0)
+        assert facts["tiers"]["host"]["quarantined"] == 1
+
+
+async def test_stale_commits_and_abandons_are_refused_and_harmless(places: Places) -> None:
+    chain = names(ROOT, 2)
+    async with store(places) as one, engine(places, "e1") as other:
+        reserved = await one.reserve(ROOT, chain)
+        slots, generations = reserved.slots, reserved.generations
+
+        async def commit(who: Engine, *, incarnation: int = 1, generations: bytes = generations) -> bytes:
+            message = Commit(
+                incarnation=incarnation, epoch=0, slots=slots, generations=generations, checksums=bytes(16)
+            )
+            committed: Committed = await who.ask(message, Committed)
+            return committed.status
+
+        stale = bytes([COMMIT_STALE]) * 2
+        assert await commit(one, incarnation=7) == stale
+        assert await commit(one, generations=bytes(16)) == stale
+        assert await commit(other) == stale
+        other.peer.send(Abandon(incarnation=1, slots=slots, generations=generations))
+        assert await other.load(chain) == (0, 0)
+        assert await commit(one) == bytes([COMMIT_DONE]) * 2
+        assert await commit(one) == stale
+        one.peer.send(Abandon(incarnation=1, slots=slots, generations=generations))
+        found = await one.look_up(chain)
+        assert len(found.tiers) == 2
+        wild = Commit(
+            incarnation=1, epoch=0, slots=pack_u32([2**32 - 1, 12345678]), generations=generations, checksums=bytes(16)
+        )
+        assert (await one.ask(wild, Committed)).status == stale
+
+
+async def test_grants_of_a_dead_scheduler_wait_for_the_next_and_its_leases_end(places: Places) -> None:
+    chain = names(ROOT, 4)
+    async with running(Store, places, config()):
+        async with engine(places) as one:
+            await one.save(ROOT, names(ROOT, 2, prompt=1))
+            await one.look_up(names(ROOT, 2, prompt=1))
+            reserved = await one.reserve(ROOT, chain)
+            assert (await one.facts())["leases"] == 1
+        pairs = list(zip(unpack_u32(reserved.slots), unpack_u64(reserved.generations), strict=True))
+        async with engine(places, incarnation=2, held=pairs[:3]) as two:
+            assert two.opened.kept == b"\1\1\1"
+            facts = await two.facts()
+            assert facts["leases"] == 0
+            assert facts["tiers"]["host"]["granted"] == 3
+            sums = [two.write(unpack_u64(reserved.offsets)[i], chain[i]) for i in range(3)]
+            message = Commit(
+                incarnation=1,
+                epoch=0,
+                slots=reserved.slots[:12],
+                generations=reserved.generations[:24],
+                checksums=b"".join(each.to_bytes(8, "little") for each in sums),
+            )
+            assert (await two.ask(message, Committed)).status == bytes([COMMIT_DONE]) * 3
+            assert await two.load(chain) == (3, 0)
+
+
+async def test_w14_clear_reaches_every_tier_before_it_is_answered_and_refuses_what_is_under_way(places: Places) -> None:
+    kept_root = root_of("other")
+    chain, late, kept = names(ROOT, 5), names(ROOT, 2, prompt=1), names(kept_root, 3)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.save(kept_root, kept)
+        await one.all_on_disk()
+        reserved = await one.reserve(ROOT, late)
+        sums = [one.write(offset, name) for offset, name in zip(unpack_u64(reserved.offsets), late, strict=True)]
+        leased = await one.look_up(chain)
+        cleared = await one.clear(ROOT)
+        assert cleared.blocks == {"host": 5, "disk": 5}
+        assert cleared.bytes == {"host": 5 * SLOT, "disk": 5 * SLOT}
+        assert cleared.epoch == one.opened.epoch + 1
+        assert (await one.commit(reserved, sums)).status == bytes([COMMIT_STALE]) * 2
+        assert (await one.reserve(ROOT, chain)).status == bytes([RESERVE_STALE]) * 5
+        assert (await one.reserve(kept_root, kept)).status == bytes([RESERVE_HAVE]) * 3
+        assert await one.load(chain) == (0, 0)
+        assert await one.load(kept) == (3, 0)
+        for i, offset in enumerate(unpack_u64(leased.offsets)):
+            assert one.memory[offset : offset + SLOT] == payload(chain[i]), "a lease outlives the clear"
+        one.peer.send(Release(lease=leased.lease))
+        one.opened = await one.open()
+        assert (await one.save(ROOT, chain)).status == bytes([RESERVE_GRANTED]) * 5
+        assert await one.load(chain) == (5, 0)
+        await one.clear()
+    for attempt in range(2):
+        async with store(places, incarnation=2 + attempt) as one:
+            assert one.opened.epoch == 2
+            assert await one.load(chain) == (0, 0)
+            assert await one.load(kept) == (0, 0)
+        places.arena().unlink()
+
+
+@pytest.mark.parametrize("how", ["a file", "a file in its place", "disk_bytes 0"])
+def test_p20_an_unusable_disk_means_host_only_with_a_reason(places: Places, how: str) -> None:
+    disk_bytes = 64 * MIB
+    if how == "a file":
+        places.store.write_bytes(b"in the way")
+    elif how == "a file in its place":
+        places.store.mkdir()
+        (places.store / "segments").write_bytes(b"in the way")
+    else:
+        disk_bytes = 0
+
+    async def story() -> None:
+        chain = names(ROOT, 3)
+        async with store(places, config(disk_bytes=disk_bytes)) as one:
+            await one.save(ROOT, chain)
+            assert await one.load(chain) == (3, 0)
+            disk = (await one.facts())["tiers"]["disk"]
+            assert disk["state"] == ("unusable" if disk_bytes else "off")
+            assert disk["reason"]
+
+    trio.run(story)
+
+
+async def test_p20_saving_resumes_by_itself_when_the_cause_is_gone(places: Places) -> None:
+    places.store.write_bytes(b"in the way")
+    chain = names(ROOT, 3)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        places.store.unlink()
+        facts = await one.all_on_disk()
+        assert facts["tiers"]["disk"]["state"] == "ready"
+    places.arena().unlink()
+    async with store(places, incarnation=2) as one:
+        assert await one.load(chain) == (0, 3)
+
+
+async def test_p30_a_planned_stop_brings_the_write_behind_queue_to_disk(places: Places) -> None:
+    chain = names(ROOT, 50)
+    settings = config(faults=FaultsConfig(hooks={"store_before_data": "delay:0.05"}))
+    async with store(places, settings) as one:
+        await one.save(ROOT, chain)
+    places.arena().unlink()
+    async with store(places, incarnation=2) as one:
+        assert await one.load(chain) == (0, 50)
+
+
+async def test_p08_the_disk_tier_keeps_to_its_cap_and_evicts_the_oldest_leaves(places: Places) -> None:
+    prompts = [names(ROOT, 5, prompt=i) for i in range(12)]
+    settings = config(faults=FaultsConfig(max_disk_blocks=20))
+    async with store(places, settings) as one:
+        for chain in prompts:
+            await one.save(ROOT, chain)
+            await one.until(lambda facts: facts["tiers"]["disk"]["queued"] == 0)
+            assert (await one.facts())["tiers"]["disk"]["used"] <= 20
+    places.arena().unlink()
+    async with store(places, settings, incarnation=2) as one:
+        loaded = [sum(await one.load(chain)) for chain in prompts]
+        assert sum(loaded) == (await one.facts())["tiers"]["disk"]["held"] > 10
+        assert loaded[-1] == 5
+        assert loaded[0] == 0
+
+
+async def test_malformed_requests_are_refused_and_the_store_goes_on(places: Places) -> None:
+    async with running(Store, places, config()), engine(places) as one:
+        bad = [
+            (Lookup(identities=b"x" * 33), "multiple"),
+            (Reserve(identities=b"x" * 64, parents=b"x" * 32, root=ROOT, epoch=0), "do not fit"),
+            (Reserve(identities=b"x" * 32, parents=b"x" * 32, root=b"short", epoch=0), "do not fit"),
+            (Commit(incarnation=1, epoch=0, slots=b"abc", generations=b"", checksums=b""), "do not fit"),
+            (Commit(incarnation=1, epoch=0, slots=b"abcd", generations=bytes(8), checksums=b""), "checksums"),
+        ]
+        for message, reason in bad:
+            with pytest.raises(RequestFailed, match=reason):
+                await one.ask(message, Reserved)
+        one.peer.send(Release(lease=77))
+        one.peer.send(Release(lease=0, bad=b"abc"))
+        one.peer.send(Abandon(incarnation=1, slots=b"abc", generations=b""))
+        assert await one.load(names(ROOT, 1)) == (0, 0)
+
+
+async def test_two_engines_with_other_slot_sizes_share_the_arena(places: Places) -> None:
+    large_root = root_of("large")
+    settings = config(host_bytes=4 * MIB)
+    async with running(Store, places, settings), engine(places) as small, engine(places, "e1", size=100_000) as large:
+        for prompt in range(40):
+            await small.save(ROOT, names(ROOT, 10, prompt=prompt))
+            await small.all_on_disk()
+        assert (await large.save(large_root, names(large_root, 5))).status == bytes([RESERVE_GRANTED]) * 5
+        assert await large.load(names(large_root, 5)) == (5, 0)
+        assert await small.load(names(ROOT, 10, prompt=39)) == (10, 0)
+        facts = await small.facts()
+        assert set(facts["tiers"]["host"]["extents_by_slot_bytes"]) == {"8192", "102400"}
+
+
+async def test_notices_that_its_arena_was_removed(places: Places) -> None:
+    async with store(places) as one:
+        assert stat.S_IMODE(os.stat(one.opened.arena).st_mode) == 0o600
+        places.arena().unlink()
+        facts = await one.until(lambda facts: facts["tiers"]["host"]["state"] != "ready")
+        assert "removed" in facts["tiers"]["host"]["reason"]
+        await one.save(ROOT, names(ROOT, 2))
+        assert await one.load(names(ROOT, 2)) == (2, 0)
+
+
+async def test_a_lost_index_is_rebuilt_from_the_footers_while_serving(places: Places) -> None:
+    chain = names(ROOT, 30)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.arena().unlink()
+    shutil.rmtree(places.store / "index")
+    async with store(places, incarnation=2) as one:
+        await one.until(lambda facts: facts["tiers"]["disk"]["state"] == "ready" and facts["blocks"] == 30)
+        assert await one.load(chain) == (0, 30)
