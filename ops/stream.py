@@ -149,8 +149,12 @@ class Stream:
         return chunk
 
     def _give_credit(self) -> None:
-        """One chunk has been read, so one more may come; told in batches, half of the window at a time."""
+        """One chunk has been read, so one more may come."""
         self._owed += 1
+        self._pay_credit()
+
+    def _pay_credit(self) -> None:
+        """Tells what is owed, in batches of half the window."""
         if self._peer is not None and self._owed >= max(1, self._credit // 2):
             try:
                 self._peer.send(Credit(id=self.id, chunks=self._owed))
@@ -245,6 +249,7 @@ class Stream:
         while True:
             peer = await self._client.detokenizer.wait_up()
             self._out_of_order = trio.Event()
+            self._owed = 0  # chunks may arrive, be read, and have to be paid for, before the answer has woken us
             attach = Attach(id=self.id, start=self._received, credit=max(self._credit - len(self._chunks), 1))
             try:
                 answer: Attached | Rejected = await peer.ask(attach, (Attached, Rejected), deadline_s=ASK_S)
@@ -260,7 +265,8 @@ class Stream:
                     raise RequestRejected(answer)
                 await trio.sleep(PAUSE_S)
                 continue
-            self._peer, self._owed = peer, 0
+            self._peer = peer
+            self._pay_credit()
             async with trio.open_nursery() as nursery:
                 for wait in (peer.wait_gone, self._out_of_order.wait):
                     nursery.start_soon(self._first, wait, nursery.cancel_scope)
