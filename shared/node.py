@@ -135,7 +135,8 @@ class Node:
         if handler[3]:
             method = partial(method, head=head)
         if handler[2]:
-            self.nursery.start_soon(self._handle_async, method, peer, head, message)
+            if not self.nursery.cancel_scope.cancel_called:  # stopping: it is for our successor
+                self.nursery.start_soon(self._handle_async, method, peer, head, message)
             return
         try:
             reply = method(peer, message)
