@@ -474,7 +474,8 @@ class World:
         return bool(answer.known)
 
     def stop_at(self, id: str, at: int) -> None:
-        self.sent[id].stop_at = at
+        sent = self.sent[id]
+        sent.stop_at = min(at, sent.stop_at or at)
         self.call("stop_at", self.now, StopAt(id=id, at=at))
 
     def advance(self, seconds: float) -> None:

@@ -10,24 +10,20 @@ from shared.messages.engine import Row
 
 @dataclass
 class Batch:
-    """Rows of the next step, and the tokens that it may still take.
+    """Rows of the next step, and the tokens (`left`) that it may still take.
 
     Prefill goes on in order of age, each request with all that is left, so that in general a single one is left
     partial. When the budget holds fewer tokens than there are decodes, those that waited longest come first.
     """
 
-    budget: int
+    left: int
     slices: dict[int, tuple[Request, int]] = field(default_factory=dict)
-
-    @property
-    def left(self) -> int:
-        """Tokens still free."""
-        return self.budget - sum(count for _, count in self.slices.values())
 
     def add(self, request: Request) -> None:
         """Gives it as many of its pending tokens as there is room for; none when the step is full."""
         count = min(request.pending, self.left)
         if count > 0:
+            self.left -= count
             self.slices[request.key] = (request, count)
 
     def rows(self, block_tokens: int) -> tuple[Row, ...]:
@@ -38,7 +34,7 @@ class Batch:
 def decodes_first(running: Iterable[Request]) -> list[Request]:
     """Those who can go on: decodes, longest waiting first, then prefills, oldest first."""
     ready = [request for request in running if request.load is None]
-    return sorted(ready, key=lambda r: (False, r.last_step, r.key) if r.pending == 1 else (True, 0, r.key))
+    return sorted(ready, key=lambda r: (False, r.last_turn, r.key) if r.pending == 1 else (True, 0, r.key))
 
 
 def _row(request: Request, count: int, block_tokens: int) -> Row:

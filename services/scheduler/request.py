@@ -44,8 +44,8 @@ class Request:
     seq: Sequence | None = None
     computed: int = 0
     in_flight: int = 0
-    last_step: int = 0
-    """Number of the last step that it was part of."""
+    last_turn: int = 0
+    """Grows with every row of every plan: who has the smallest has waited longest."""
     load: "Load | None" = None
     lookups_left: int = 0
     """Lookups before its next admission; a further one is only made when there was no room after the last."""

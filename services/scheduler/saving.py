@@ -70,6 +70,7 @@ class Saver:
         self._copied: list[Grant] = []
         self._committing: dict[int, list[Grant]] = {}
         self._held: list[Grant] = []
+        self._clearing = False
         self._missed = False
         """Something went unanswered: when the store answers again, the tree is offered as a whole."""
 
@@ -98,12 +99,16 @@ class Saver:
         if self._desk.store is None or not self._desk.store.arena:
             return
         for cached in blocks:
-            self._offers.setdefault(cached.identity, Offer(root, cached, self._pool))
+            self._offers[cached.identity] = Offer(root, cached, self._pool)
+        if self.kv is not None and len(self._offers) > 2 * self.kv.total:  # a store that hangs: what is gone is lost
+            held = {name: offer for name, offer in self._offers.items() if self._holds(offer)}
+            self._desk.counters.save_evicted += len(self._offers) - len(held)
+            self._offers = OrderedDict(held)
 
     def go_on(self, now: float) -> None:
         """Asks for as many slots as may be on their way."""
         store, settings = self._desk.store, self._desk.settings
-        while store is not None and self._offers and len(self._asked) < self.ASKS:
+        while store is not None and not self._clearing and self._offers and len(self._asked) < self.ASKS:
             batch = self._next_batch(min(settings.save_batch, settings.max_saving - self.active))
             if not batch:
                 return
@@ -213,6 +218,7 @@ class Saver:
 
     def store_up(self, now: float, kept: bytes, incarnation: int, *, same_arena: bool) -> None:
         """A store serves us: grants that it kept go on, the others are void; all unsaved blocks are offered."""
+        self._clearing = False
         held = {id(grant): i < len(kept) and kept[i] == 1 for i, grant in enumerate(self._held)}
         self._held = []
         for grant in [*self._copied, *(grant for grants in self._copying.values() for grant in grants)]:
@@ -240,7 +246,8 @@ class Saver:
         self.kv = None
 
     def clear(self) -> None:
-        """The cache was cleared: nothing from before is published any more."""
+        """The cache was cleared: nothing from before is published any more, nothing new before `cleared`."""
+        self._clearing = True
         for ticket in self._asked:
             self._desk.timers.cancel(("reserve", ticket))
         self._asked.clear()
@@ -252,7 +259,10 @@ class Saver:
         self._copied = []
 
     def cleared(self) -> None:
-        """The new clear epoch is known: what was refused in between is offered again."""
+        """The store has cleared, or can't: whatever it was thought to hold is offered again."""
+        self._clearing = False
+        if self.kv is not None:
+            self.kv.forget_saved()
         self._sweep()
 
     # --- inside -------------------------------------------------------------------------------------------------

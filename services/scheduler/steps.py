@@ -40,6 +40,7 @@ class Steps:
         self._finish = finish
         self._out: _Out | None = None
         self._steps_unforced = 0
+        self._turns = 0
         self.lookups_allowed = True
         """False between a clear and the store's answer to it."""
 
@@ -74,7 +75,8 @@ class Steps:
         self._desk.counters.steps += 1
         for request, count in batch.slices.values():
             request.in_flight = count
-            request.last_step = self._desk.counters.steps
+            self._turns += 1
+            request.last_turn = self._turns
             if request.admit is None:
                 device, host, disk = request.from_tier
                 request.admit = Admit(request.key, now, device, host, disk)
