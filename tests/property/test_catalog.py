@@ -60,6 +60,9 @@ class Held:
     dead: set[bytes] = field(default_factory=set)
     """Names whose block is no longer this one: cleared, or withdrawn as bad."""
 
+    def index(self, identity: bytes) -> int:
+        return [name(self.path[: index + 2]) for index in range(self.length)].index(identity)
+
     def names(self) -> set[bytes]:
         """What it keeps from being evicted."""
         return {name(self.path[: index + 2]) for index in range(self.length)} - self.dead
@@ -264,9 +267,13 @@ class CatalogMachine(RuleBasedStateMachine):
         else:
             self.bytes_in[order.slot] = order.identity
             news = self.catalog.staged(order, ok=True, checksum=copy["checksum"], parent=copy["parent"])
+        for held in self.held.values():  # the run ends there, even if its owner is told only after what comes before
+            if (copy is None or outcome in ("lost", "fault")) and order.identity in held.names():
+                held.length = min(held.length, held.index(order.identity))
         for run in news:
             held = self.held[run.lease.number]
             if run.failed:
+                assert held.dead or held.length == run.first
                 held.length = run.first
                 held.places = {index: slot for index, slot in held.places.items() if index < run.first}
             for index, place in enumerate(run.places, run.first):
@@ -283,7 +290,10 @@ class CatalogMachine(RuleBasedStateMachine):
         held = self.held.pop(number)
         for index, slot in held.places.items():
             assert self.bytes_in[slot] == name(held.path[: index + 2]), "bytes changed under a lease"
-        indices = tuple(sorted(held.places))[-1:] if bad else ()
+        copied = 0  # an engine copies from the front, so it can't complain of what lies behind a missing block
+        while copied in held.places:
+            copied += 1
+        indices = tuple(range(copied))[-1:] if bad else ()
         gone = {name(held.path[: index + 2]) for index in indices} & held.names()  # if the run ended before: too late
         assert self.catalog.leases.release(number, bad=indices)
         assert not self.catalog.leases.release(number)
