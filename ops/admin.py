@@ -63,8 +63,8 @@ async def wait_serving(node: Node, *, deadline_s: float) -> bool:
             found = await snapshots(node, deadline_s=min(ANSWER_S, deadline_s))
             scheduler = found["scheduler"]
             all_ready = all(snapshot is not None and snapshot.ready for snapshot in found.values())
-            connected = scheduler is not None and scheduler.data.get("worker_ready") and scheduler.data.get("store_open")
-            if all_ready and connected:
+            facts = scheduler.data if scheduler is not None else {}
+            if all_ready and facts.get("worker_ready") and facts.get("store_open"):
                 return True
             await trio.sleep(0.1)  # a poll of status, not a wait for an effect of ours
     return False

@@ -27,6 +27,7 @@ def serve() -> None:
             os.environ["PERDURE_CONFIG"] = str(Path(given).absolute())
         os.environ["PERDURE_HOME"] = str(places.home)
         os.environ.setdefault("PERDURE_PYTHON", sys.executable)
+        os.environ["PERDURE_STACK_PID"] = str(os.getpid())  # stays ours when we become honcho
         sys.stdout.flush()
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "honcho", "-f", str(ROOT / "Procfile"), "start"])

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import structlog
 import trio
@@ -24,8 +25,26 @@ from shared.config import Config
 from shared.paths import Lock, Places
 from shared.peers import wait_exit
 
+STACK_PID = "PERDURE_STACK_PID"
 START_S = 120.0
 """How long a service may take from exec to its first heartbeat (a cold import of torch on a slow disk)."""
+
+
+def ancestors(parent: int, stack: str) -> set[int]:
+    """Whose end is ours, too: the parent, the process that `perdure serve` became, and a honcho behind the parent.
+
+    honcho puts a process of its own between itself and each service; that one outlives a killed honcho.
+    """
+    found = {parent}
+    if stack.isdecimal():
+        found.add(int(stack))
+    try:
+        grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        if b"honcho" in Path(f"/proc/{grandparent}/cmdline").read_bytes():
+            found.add(grandparent)
+    except (OSError, ValueError, IndexError):
+        pass
+    return {pid for pid in found if pid > 1}
 
 
 class Child:
@@ -103,7 +122,8 @@ class Supervisor:
     async def run(self) -> int:
         """The exit code: 0 after a planned stop."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_parent, os.getppid())
+            for pid in ancestors(os.getppid(), os.environ.get(STACK_PID, "")):
+                nursery.start_soon(self._watch_ancestor, pid)
             ready_for_signals = trio.Event()
             nursery.start_soon(self._signals, ready_for_signals)
             await ready_for_signals.wait()
@@ -151,11 +171,10 @@ class Supervisor:
                 return
             await trio.sleep(min(left, self.config.hang_s / 4))
 
-    async def _watch_parent(self, parent: int) -> None:
-        if parent > 1:
-            await wait_exit(parent)
-            self.log.warning("orphaned", parent=parent)
-            self._stopping.set()
+    async def _watch_ancestor(self, pid: int) -> None:
+        await wait_exit(pid)
+        self.log.warning("orphaned", ancestor=pid)
+        self._stopping.set()
 
     async def _signals(self, ready: trio.Event) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
