@@ -24,8 +24,8 @@ Matrix: TypeAlias = Any
 """A backend's own form of a weight matrix, made by `pack`; models only hand it back."""
 
 Step: TypeAlias = Any
-"""A backend's own metadata of one step, made by `begin`. It has one attribute for everybody, `health`: fp32 [T], 0
-while everything that was written to the pool for that token is finite, NaN otherwise."""
+"""A backend's own metadata of one step, made by `begin`. It has one attribute for everybody, `health`: fp32 [T],
+finite as long as everything that was written to the pool for that token is finite, infinite or NaN otherwise."""
 
 
 class Backend(Protocol):

@@ -14,7 +14,7 @@ from kernels.batch import Batch
 from kernels.paged import PagedKV
 from kernels.reference.attention import Attention
 from kernels.reference.linear import Matrix, has_onednn, stacked
-from kernels.reference.step import ReferenceStep, decode_groups, write_slots
+from kernels.reference.step import ReferenceStep, chunk_of, decode_groups, write_slots
 from kernels.rope import RopeTables
 from shared.model.tensors import Tensor
 
@@ -60,8 +60,8 @@ class Reference:
             sin=torch.cat((-sin, sin), -1)[:, None],
             block_of=block_of,
             slot_of=slot_of,
-            groups=decode_groups([span for span in batch.spans if span.count == 1], tokens),
-            chunks=[span for span in batch.spans if span.count > 1],
+            groups=decode_groups([span for span in batch.spans if span.count == 1], kv),
+            chunks=[chunk_of(span, kv) for span in batch.spans if span.count > 1],
             health=torch.zeros(len(batch.ids)),
         )
 
@@ -70,12 +70,17 @@ class Reference:
         return F.embedding(ids, table)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Backend.rms_norm`."""
-        return F.rms_norm(x, weight.shape, weight, eps)
+        """See `Backend.rms_norm`.
+
+        Four passes, sqrt(mean(x^2) + eps) being the hypotenuse of the RMS and sqrt(eps), where F.rms_norm makes six
+        on a CPU: half the time, and there are two a layer.
+        """
+        rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(x.shape[-1] ** -0.5)
+        return torch.div(x, torch.hypot(rms, rms.new_tensor(eps**0.5))).mul_(weight)
 
     def head_norm(self, heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Backend.head_norm`."""
-        return F.rms_norm(heads, weight.shape, weight, eps)
+        return self.rms_norm(heads, weight, eps)
 
     def linear(self, x: torch.Tensor, weight: Matrix, residual: torch.Tensor | None = None) -> torch.Tensor:
         """See `Backend.linear`."""
@@ -90,23 +95,21 @@ class Reference:
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, layer: int, step: ReferenceStep) -> None:
         """See `Backend.write_kv`."""
         k, v = k.to(step.kv.dtype), v.to(step.kv.dtype)
-        # A sum is NaN or infinite if anything in it is: one reduction instead of a mask; x - x makes both NaN.
-        both = k.sum((1, 2), dtype=torch.float32) + v.sum((1, 2), dtype=torch.float32)
-        step.health += both - both
+        # A sum is NaN or infinite if anything in it is: one reduction instead of a mask.
+        step.health.add_(k.sum((1, 2), dtype=torch.float32)).add_(v.sum((1, 2), dtype=torch.float32))
         step.kv.k(layer)[step.block_of, :, :, step.slot_of] = k
         step.kv.v(layer)[step.block_of, :, step.slot_of] = v
 
     def attention(self, q: torch.Tensor, layer: int, step: ReferenceStep, scale: float) -> torch.Tensor:
         """See `Backend.attention`."""
         attend = self._attention
-        if len(step.groups) == 1 and not step.chunks:
-            return attend.decode(q, step.kv, layer, step.groups[0], scale).flatten(1)
         out = torch.empty_like(q)
         for group in step.groups:
-            out[group.tokens] = attend.decode(q[group.tokens], step.kv, layer, group, scale)
-        for span in step.chunks:
-            tokens = slice(span.first, span.first + span.count)
-            out[tokens] = attend.chunk(q[tokens], step.kv, layer, span, scale)
+            mine = q if len(group.tokens) == len(q) == 1 else q[group.tokens]
+            out.index_copy_(0, group.tokens, attend.decode(mine, step.kv, layer, group, scale))
+        for chunk in step.chunks:
+            tokens = slice(chunk.span.first, chunk.span.first + chunk.span.count)
+            out[tokens] = attend.chunk(q[tokens], step.kv, layer, chunk, scale)
         return out.flatten(1)
 
     def swiglu(self, x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:

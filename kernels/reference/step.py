@@ -14,23 +14,26 @@ GROUP_TOKENS = 8192
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Spans of one token, as a ragged list of n blocks; a row's blocks follow one another, nothing is padded.
+    """Spans of one token with about as many blocks, as a rectangle: `rows` sequences of `width` blocks.
 
-    `tokens`: int64 [rows], their tokens in the batch. `blocks`, `row_of`: int64 [n], physical block and row of each.
-    `last`: int64 [rows], index of each row's last block, and `unwritten`: bool [rows, block_tokens], its slots that
-    lie beyond the sequence.
+    `tokens`: int64 [rows], their tokens in the batch. `blocks`: int64 [rows, width]; a row that has fewer repeats its
+    first one. `masked`: bool [rows, 1, 1, width * slots], what lies beyond the sequence. `unwritten`: the slots of
+    these blocks that were never written, as int64 indices into (rows, width * slots). `pieces`: see `PagedKV`.
     """
 
     tokens: torch.Tensor
     blocks: torch.Tensor
-    row_of: torch.Tensor
-    last: torch.Tensor
-    unwritten: torch.Tensor
+    masked: torch.Tensor
+    unwritten: tuple[torch.Tensor, torch.Tensor]
+    pieces: torch.Tensor
 
-    @property
-    def rows(self) -> int:
-        """Sequences in the group."""
-        return len(self.tokens)
+
+@dataclass(frozen=True)
+class Chunk:
+    """A span of several tokens. `pieces`: int64 [2, kv_heads, n], see `PagedKV`."""
+
+    span: Span
+    pieces: torch.Tensor
 
 
 @dataclass
@@ -46,7 +49,7 @@ class ReferenceStep:
     block_of: torch.Tensor
     slot_of: torch.Tensor
     groups: list[DecodeGroup]
-    chunks: list[Span]
+    chunks: list[Chunk]
     health: torch.Tensor
 
 
@@ -62,30 +65,42 @@ def write_slots(batch: Batch, block_tokens: int) -> tuple[torch.Tensor, torch.Te
     return torch.cat(parts), batch.positions - logical * block_tokens
 
 
-def decode_groups(spans: Sequence[Span], block_tokens: int) -> list[DecodeGroup]:
-    """Cuts spans of one token into groups of at most GROUP_TOKENS of KV, and at least one row."""
+def chunk_of(span: Span, kv: PagedKV) -> Chunk:
+    """What attention needs to know of a span of several tokens."""
+    return Chunk(span, kv.piece_index(blocks_needed(span, kv.layout.block_tokens)))
+
+
+def decode_groups(spans: Sequence[Span], kv: PagedKV) -> list[DecodeGroup]:
+    """Groups spans of one token by length, so that padding is at most a quarter and a group at most GROUP_TOKENS."""
     groups: list[DecodeGroup] = []
     pending: list[Span] = []
-    tokens = 0
-    for span in spans:
-        if pending and tokens + span.end > GROUP_TOKENS:
-            groups.append(_group(pending, block_tokens))
-            pending, tokens = [], 0
+    for span in sorted(spans, key=lambda span: span.end, reverse=True):  # stable: equal lengths keep their order
+        widest = pending[0].end if pending else 0
+        short = 4 * (span.end + kv.layout.block_tokens) < 3 * widest
+        if pending and (short or (len(pending) + 1) * widest > GROUP_TOKENS):
+            groups.append(_group(pending, kv))
+            pending = []
         pending.append(span)
-        tokens += span.end
     if pending:
-        groups.append(_group(pending, block_tokens))
+        groups.append(_group(pending, kv))
     return groups
 
 
-def _group(spans: Sequence[Span], block_tokens: int) -> DecodeGroup:
-    tables = [blocks_needed(span, block_tokens) for span in spans]
-    lengths = torch.tensor([len(table) for table in tables])
-    written = torch.tensor([(span.end - 1) % block_tokens + 1 for span in spans])
+def _group(spans: Sequence[Span], kv: PagedKV) -> DecodeGroup:
+    slots = kv.layout.block_tokens
+    tables = [blocks_needed(span, slots) for span in spans]
+    width = max(len(table) for table in tables)
+    blocks = torch.stack([torch.cat((table, table[:1].expand(width - len(table)))) for table in tables])
+    ends = torch.tensor([span.end for span in spans])[:, None]
+    position = torch.arange(width * slots)
+    # A block that pads is a row's first: as far written as that one, wherever it stands.
+    own = torch.tensor([len(table) for table in tables])[:, None] * slots
+    unwritten = torch.where(position < own, position, position % slots) >= ends
+    row, slot = unwritten.nonzero(as_tuple=True)
     return DecodeGroup(
         tokens=torch.tensor([span.first for span in spans]),
-        blocks=torch.cat(tables),
-        row_of=torch.repeat_interleave(torch.arange(len(spans)), lengths),
-        last=lengths.cumsum(0) - 1,
-        unwritten=torch.arange(block_tokens) >= written[:, None],
+        blocks=blocks,
+        masked=(position >= ends)[:, None, None],
+        unwritten=(row, slot),
+        pieces=kv.piece_index(blocks),
     )

@@ -31,7 +31,7 @@ LayerType: TypeAlias = Callable[[ModelSpec, Weights, Backend, int], Layer]
 
 @dataclass(frozen=True)
 class Forward:
-    """`logits`: fp32 [S, vocab] of the sampled tokens. `health`: fp32 [T], NaN where a token's KV is not finite."""
+    """`logits`: fp32 [S, vocab] of the sampled tokens. `health`: fp32 [T], not finite where a token's KV isn't."""
 
     logits: torch.Tensor
     health: torch.Tensor

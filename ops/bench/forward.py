@@ -1,0 +1,168 @@
+"""Bare forward steps of our runner against `transformers` (sdpa, cache on, same fp32 weights and threads), in one run.
+
+`python -m ops.bench.forward SOURCE [--threads N] [--cpu] [--only NAME,...]`: interleaved, medians, ratios above 1 are
+ours faster. `--cpu` counts CPU seconds instead of wall time: the only figure worth having on a busy machine, and then
+with `--threads 1`, since waiting threads spin. `--steps` adds where a step of ours spends its time.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import DynamicCache
+
+from ops.bench.transformers_peer import build
+from services.worker.model_runner import ModelRunner
+from services.worker.page_store import PageStore
+from shared.config import Config, KVConfig, ModelConfig, SchedulerConfig
+from shared.messages.base import pack_u32
+from shared.messages.engine import Row, SampleSpec
+from shared.model.spec import open_model
+from shared.paths import Places
+
+GREEDY = SampleSpec()
+DECODES = 8
+"""Decode steps of one measurement; the figure is one step's."""
+
+
+class Ours:
+    """Our runner with a pool; block tables are scattered, as they are in service."""
+
+    def __init__(self, source: str, threads: int, chunk: int, pool_bytes: int, home: Path) -> None:
+        config = Config(
+            model=ModelConfig(source=source, threads=threads),
+            kv=KVConfig(pool_bytes=pool_bytes),
+            scheduler=SchedulerConfig(step_tokens=chunk),
+        )
+        self.runner = ModelRunner(config, Places(home))
+        facts = self.runner.facts
+        self.pool = PageStore(facts.blocks, facts.block_bytes)
+        self.pool.blocks[:] = 0  # first touch is not what is measured
+        self.chunk = chunk
+        self.order = random.Random(3).sample(range(facts.blocks), facts.blocks)
+
+    def table(self, row: int, tokens: int) -> bytes:
+        """Block table of a row; rows do not overlap."""
+        need = -(-tokens // self.runner.facts.block_tokens)
+        return pack_u32(self.order[row * need : (row + 1) * need])
+
+    def prefill(self, ids: list[int]) -> None:
+        """The prompt in chunks, logits at its end."""
+        table = self.table(0, len(ids))
+        for start in range(0, len(ids), self.chunk):
+            part = ids[start : start + self.chunk]
+            last = start + len(part) == len(ids)
+            self.runner.step([Row(0, start, pack_u32(part), table, GREEDY if last else None)], self.pool)
+
+    def decode(self, rows: int, context: int) -> None:
+        """DECODES steps of `rows` sequences that have `context` tokens. What lies in the pool does not matter."""
+        tables = [self.table(row, context + DECODES) for row in range(rows)]
+        for done in range(DECODES):
+            self.runner.step(
+                [Row(row, context + done, pack_u32([5]), table, GREEDY) for row, table in enumerate(tables)], self.pool
+            )
+
+
+class Theirs:
+    """transformers."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @torch.inference_mode()
+    def prefill(self, ids: list[int]) -> Any:
+        """One pass, logits of the last position, KV kept."""
+        cache = DynamicCache(config=self.model.config)
+        self.model(torch.tensor([ids]), cache=cache, use_cache=True, logits_to_keep=1)
+        return cache
+
+    @torch.inference_mode()
+    def cache(self, rows: int, context: int) -> Any:
+        """A cache of `context` random tokens."""
+        cache = DynamicCache(config=self.model.config)
+        config = self.model.config
+        shape = (rows, config.num_key_value_heads, context, config.head_dim)
+        for layer in range(config.num_hidden_layers):
+            cache.update(torch.randn(shape), torch.randn(shape), layer)
+        return cache
+
+    @torch.inference_mode()
+    def decode(self, cache: Any, rows: int) -> None:
+        """DECODES steps on the cache, which is left as it was."""
+        for _ in range(DECODES):
+            self.model(torch.full((rows, 1), 5), cache=cache, use_cache=True, logits_to_keep=1)
+        cache.crop(-DECODES)
+
+
+def compared(ours: Callable[[], object], theirs: Callable[[], object], repeats: int, clock: Callable[[], float]) -> Any:
+    """(our median, theirs) seconds, after one round of warm-up each, interleaved."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for turn in range(repeats + 1):
+        for side, run in enumerate((ours, theirs)):
+            begun = clock()
+            run()
+            if turn:
+                taken[side].append(clock() - begun)
+    return statistics.median(taken[0]), statistics.median(taken[1])
+
+
+def main() -> None:
+    """Measures and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--only", default="p512,p2048,p7500,d1,d1@6000,d8")
+    parser.add_argument("--home", type=Path, default=Path("results/forward-home"))
+    args = parser.parse_args()
+    clock = time.process_time if args.cpu else time.perf_counter
+    wanted = set(args.only.split(","))
+    ours = Ours(args.source, args.threads, args.chunk, 1 << 30, args.home)
+    theirs = Theirs(build(open_model(args.source, args.home)))
+    torch.set_num_threads(args.threads)
+    table = Table(
+        title=f"{args.threads} threads, fp32, {'CPU' if args.cpu else 'wall'} seconds, chunks of {args.chunk}"
+    )
+    for column in ("what", "ours ms", "transformers ms", "ratio"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+
+    def row(what: str, pair: tuple[float, float], per: float = 1.0) -> None:
+        mine, peer = (1e3 * seconds / per for seconds in pair)
+        table.add_row(what, f"{mine:.1f}", f"{peer:.1f}", f"{peer / mine:.2f}")
+
+    rng = random.Random(1)
+    for tokens in (512, 2048, 7500):
+        if f"p{tokens}" in wanted:
+            ids = [rng.randrange(1000, 40000) for _ in range(tokens)]
+            repeats = args.repeats if tokens < 4000 else max(1, args.repeats // 2)
+            pair = compared(lambda: ours.prefill(ids), lambda: theirs.prefill(ids), repeats, clock)  # noqa: B023
+            row(f"prefill {tokens}", pair)
+    alone = 0.0
+    for name, rows, context in (("d1", 1, 64), ("d1@6000", 1, 6000), ("d8", 8, 192)):
+        if name in wanted:
+            cache = theirs.cache(rows, context)
+            pair = compared(
+                lambda: ours.decode(rows, context),  # noqa: B023
+                lambda: theirs.decode(cache, rows),  # noqa: B023
+                args.repeats,
+                clock,
+            )
+            row(f"decode step, {rows} x {context}", pair, DECODES)
+            if name == "d1":
+                alone = pair[0]
+            elif name == "d8" and alone:
+                table.caption = f"8 decodes: {8 * alone / pair[0]:.2f}x our one-at-a-time throughput"
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
