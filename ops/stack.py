@@ -72,16 +72,23 @@ class Stack:
 
     async def wait_serving(self, *, deadline_s: float = 120.0) -> None:
         """Returns once every service is ready and the scheduler has its worker; StackError otherwise."""
+        ended: list[int] = []
+        serves = False
         async with admin(self.places) as node, trio.open_nursery() as nursery:
-            nursery.start_soon(self._fail_if_ended)
-            if not await wait_serving(node, deadline_s=deadline_s):
-                raise StackError(f"the stack does not serve after {deadline_s:g} s:\n{self.log_tail()}")
-            nursery.cancel_scope.cancel()
 
-    async def _fail_if_ended(self) -> None:
-        if self.process is not None:
-            await wait_exit(self.process.pid)
-            raise StackError(f"the stack ended with code {self.process.wait()}:\n{self.log_tail()}")
+            async def watch(process: "subprocess.Popen[bytes]") -> None:
+                await wait_exit(process.pid)
+                ended.append(process.wait())
+                nursery.cancel_scope.cancel()
+
+            if self.process is not None:
+                nursery.start_soon(watch, self.process)
+            serves = await wait_serving(node, deadline_s=deadline_s)
+            nursery.cancel_scope.cancel()
+        if ended:
+            raise StackError(f"the stack ended with code {ended[0]}:\n{self.log_tail()}")
+        if not serves:
+            raise StackError(f"the stack does not serve after {deadline_s:g} s:\n{self.log_tail()}")
 
     async def start(self, *, deadline_s: float = 120.0) -> None:
         """`launch` and `wait_serving`."""
