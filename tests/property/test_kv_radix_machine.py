@@ -114,6 +114,31 @@ class RadixMachine(RuleBasedStateMachine):
         life, run = alive[which % len(alive)]
         self.open(next(root for root in ROOTS if self.lives[root] == life), run)
 
+    def alive(self, which: int) -> Key | None:
+        """One of the entries that a match can find."""
+        keys = [key for key in self.entries if key[0] not in self.dead]
+        return keys[which % len(keys)] if keys else None
+
+    @rule(root=roots, run=runs)
+    def come_and_go(self, root: bytes, run: tuple[int, ...]) -> None:
+        self.open(root, ())
+        self.publish(len(self.held) - 1, run)
+        self.close(len(self.held) - 1)
+
+    @rule(which=st.integers(0, 999))
+    def open_a_prefix(self, which: int) -> None:
+        key = self.alive(which)
+        if key is not None:
+            self.open(next(root for root in ROOTS if self.lives[root] == key[0]), key[1])
+
+    @rule(which=st.integers(0, 999))
+    def use_a_leaf(self, which: int) -> None:
+        key = self.alive(which)
+        if key is not None and self.is_leaf(key):
+            root = next(root for root in ROOTS if self.lives[root] == key[0])
+            self.tree.match(root, array("I", key[1]).tobytes())
+            self.touch(key)
+
     @precondition(lambda self: self.held)
     @rule(which=st.integers(0, 99), run=runs)
     def publish(self, which: int, run: tuple[int, ...]) -> None:
