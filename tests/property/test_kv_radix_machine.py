@@ -225,7 +225,7 @@ class RadixMachine(RuleBasedStateMachine):
 
 
 def test_the_tree_agrees_with_a_trie_of_single_blocks() -> None:
-    examples = 2000 if os.environ.get("PERDURE_HYPOTHESIS") == "many" else 120
+    examples = 2000 if os.environ.get("PERDURE_HYPOTHESIS") == "many" else 50
     run_state_machine_as_test(
-        RadixMachine, settings=settings(max_examples=examples, stateful_step_count=60, deadline=None)
+        RadixMachine, settings=settings(max_examples=examples, stateful_step_count=45, deadline=None)
     )
