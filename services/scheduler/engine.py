@@ -121,6 +121,7 @@ class Engine:
                 continue
             self._register(request)
             if request.finish is not None:
+                request.trim()
                 self._desk.timers.set(("forget", request.key), request.ended_at + self._settings.result_ttl_s)
             else:
                 self._waiting.add(request)
@@ -330,10 +331,12 @@ class Engine:
         if at is not None:
             request.cut(at)
         finish = request.end(now, reason, error)
+        outgrown = reason == "length" and self._outgrown(request)
+        request.trim()
         self._desk.timers.cancel(("deadline", request.key))
         self._desk.timers.set(("forget", request.key), now + self._settings.result_ttl_s)
         self._desk.counters.finished[reason] += 1
-        self._desk.counters.outgrown += reason == "length" and self._outgrown(request)
+        self._desk.counters.outgrown += outgrown
         self._desk.journal(Ended(request.key, now, finish))
         self._desk.effects.append(Advanced(request.id))
 

@@ -12,9 +12,11 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from services.scheduler.kv.sequence import Sequence
 from services.scheduler.records import Accept, Admit
-from shared.messages.base import pack_u32, unpack_u32
+from shared.messages.base import unpack_u32
 from shared.messages.engine import Opening, Progress
 from shared.messages.front import Finish, FinishReason, Timing, TokenLogprob, Usage
 
@@ -27,7 +29,8 @@ PROMPT_TAIL = 16
 
 @dataclass(eq=False)
 class Request:
-    """`tokens`: prompt and output. `limit`: their largest number, in the context and pool of the present worker.
+    """`tokens`: prompt and output; the output alone once it is over, as the text of a long prompt, retained for
+    minutes, would fill memory. `limit`: their largest number, in the context and pool of the present worker.
 
     While running, `computed` tokens have their KV in the blocks of `seq`, and `in_flight` more are in the
     outstanding plan. `cached`: prompt tokens by tier, fixed when the request was first scheduled.
@@ -36,6 +39,7 @@ class Request:
     accept: Accept
     tokens: "array[int]"
     prompt_tokens: int
+    prompt_tail: bytes
     logprobs: list[TokenLogprob] | None
     stop_ids: frozenset[int]
     limit: int = 0
@@ -67,6 +71,7 @@ class Request:
     first_token_at: float = 0.0
     finish: Finish | None = None
     ended_at: float = 0.0
+    trimmed: bool = False
 
     @classmethod
     def of(cls, accept: Accept) -> "Request":
@@ -76,6 +81,7 @@ class Request:
             accept=accept,
             tokens=tokens,
             prompt_tokens=len(tokens),
+            prompt_tail=tokens[-PROMPT_TAIL:].tobytes(),
             logprobs=[] if accept.sample.logprobs >= 0 else None,
             stop_ids=frozenset(accept.stop_ids),
         )
@@ -93,7 +99,7 @@ class Request:
     @property
     def output_tokens(self) -> int:
         """Tokens drawn so far."""
-        return len(self.tokens) - self.prompt_tokens
+        return len(self.tokens) - self._prompt_here
 
     @property
     def resumed(self) -> bool:
@@ -123,7 +129,7 @@ class Request:
 
     def cut(self, output_tokens: int) -> None:
         """Drops output beyond `output_tokens`, and its logprobs with it (W26)."""
-        del self.tokens[self.prompt_tokens + output_tokens :]
+        del self.tokens[self._prompt_here + output_tokens :]
         if self.logprobs is not None:
             del self.logprobs[output_tokens:]
 
@@ -149,13 +155,21 @@ class Request:
         self.ended_at = now
         return self.finish
 
+    def trim(self) -> None:
+        """It is over, its blocks are freed: the prompt is not needed any more."""
+        if not self.trimmed:
+            self.tokens = self.tokens[self.prompt_tokens :]
+            self.accept = msgspec.structs.replace(self.accept, ids=b"")
+            self.names = []
+            self.trimmed = True
+
     def progress(self, start: int) -> Progress:
         """Output from token `start` on, as the detokenizer is told."""
         start = min(max(start, 0), self.output_tokens)
         return Progress(
             id=self.id,
             start=start,
-            ids=self.tokens[self.prompt_tokens + start :].tobytes(),
+            ids=self.tokens[self._prompt_here + start :].tobytes(),
             opening=self._opening() if start == 0 else None,
             logprobs=tuple(self.logprobs[start:]) if self.logprobs is not None else None,
             finish=self.finish,
@@ -170,5 +184,9 @@ class Request:
             stop_ids=accept.stop_ids,
             logprobs=accept.sample.logprobs >= 0,
             detached=accept.detached,
-            prompt_tail=pack_u32(self.tokens[max(0, self.prompt_tokens - PROMPT_TAIL) : self.prompt_tokens]),
+            prompt_tail=self.prompt_tail,
         )
+
+    @property
+    def _prompt_here(self) -> int:
+        return 0 if self.trimmed else self.prompt_tokens

@@ -317,3 +317,19 @@ def test_effects_do_not_depend_on_the_process() -> None:
 def digest_of_a_walk() -> str:
     world = walk(11, store=True, requests=25)
     return blake2b(repr(world.effects).encode()).hexdigest()
+
+
+def test_a_retained_request_keeps_its_answer_and_not_its_prompt() -> None:
+    world = World(SMALL)
+    id = world.submit(words(50), 5, logprobs=0)
+    world.settle()
+    kept = world.engine._requests[id]
+    assert (len(kept.tokens), kept.accept.ids, kept.names) == (5, b"", [])
+    whole = world.engine.progress(id, 0)
+    assert whole is not None
+    assert whole.opening is not None
+    assert list(unpack_u32(whole.opening.prompt_tail)) == words(50)[-16:]
+    world.stop_at(id, 3)
+    world.restart_scheduler()
+    assert len(world.engine._requests[id].tokens) == 3
+    world.settle()
