@@ -57,11 +57,10 @@ class Held:
     path: Path
     length: int
     places: dict[int, int] = field(default_factory=dict)
+    awaited: dict[int, int] = field(default_factory=dict)
+    """Slots that disk reads fill, to the index of their block."""
     dead: set[bytes] = field(default_factory=set)
     """Names whose block is no longer this one: cleared, or withdrawn as bad."""
-
-    def index(self, identity: bytes) -> int:
-        return [name(self.path[: index + 2]) for index in range(self.length)].index(identity)
 
     def names(self) -> set[bytes]:
         """What it keeps from being evicted."""
@@ -236,6 +235,8 @@ class CatalogMachine(RuleBasedStateMachine):
             for index, place in enumerate(found.places):
                 if place.staged:
                     self.told(held, index, place.slot, place.checksum)
+                else:
+                    held.awaited[place.slot] = index
         self.settle(may_lose=True)
 
     def told(self, held: Held, index: int, slot: int, checksum: int) -> None:
@@ -268,12 +269,13 @@ class CatalogMachine(RuleBasedStateMachine):
             self.bytes_in[order.slot] = order.identity
             news = self.catalog.staged(order, ok=True, checksum=copy["checksum"], parent=copy["parent"])
         for held in self.held.values():  # the run ends there, even if its owner is told only after what comes before
-            if (copy is None or outcome in ("lost", "fault")) and order.identity in held.names():
-                held.length = min(held.length, held.index(order.identity))
+            if (copy is None or outcome in ("lost", "fault")) and order.slot in held.awaited:
+                held.length = min(held.length, held.awaited[order.slot])
+            held.awaited.pop(order.slot, None)
         for run in news:
             held = self.held[run.lease.number]
             if run.failed:
-                assert held.dead or held.length == run.first
+                assert held.length == run.first
                 held.length = run.first
                 held.places = {index: slot for index, slot in held.places.items() if index < run.first}
             for index, place in enumerate(run.places, run.first):
