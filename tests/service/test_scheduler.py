@@ -277,7 +277,7 @@ async def test_while_the_journal_takes_nothing_new_requests_are_refused_as_overl
 
 async def test_status_names_pool_queue_tiers_and_worker(places: Places) -> None:
     async with staged(places) as stage:
-        _, admin = await stage.dial("admin")
+        admin = stage.admin
         snapshot: Snapshot = await admin.ask(Status(), Snapshot, deadline_s=5)
         assert snapshot.data["worker_ready"] is False
         worker, tokenizer = await stage.worker(), await stage.tokenizer()

@@ -157,23 +157,22 @@ def test_f03_a_long_match_compares_each_byte_once_and_visits_each_node_once(toke
     ids = array("I", range(tokens))
     blocks = tokens // block_tokens
     tree = RadixTree(block_tokens, KEY, PINS)
-    for end in range(2, blocks + 1, 2):  # a chain of blocks / 2 nodes, cut in two by a sibling each: 2048 at most
-        add_unchecked(tree, ids[: end * block_tokens].tobytes(), list(range(end)))
-        fork = ids[: (end - 1) * block_tokens] + array("I", [7] * block_tokens)
-        add_unchecked(tree, fork.tobytes(), [*range(end - 1), 100_000 + end])
+    node = tree.space(ROOT)
+    for first in range(0, blocks, 2):  # each two blocks are two nodes, with a sibling that forks off between them
+        pair = ids[first * block_tokens : (first + 2) * block_tokens]
+        fork = pair[:block_tokens] + array("I", [7] * block_tokens)
+        tree.lock(node)
+        tree.insert(node, fork.tobytes(), [first, 100_000 + first])
+        end, _, _ = tree.insert(node, pair.tobytes(), [first, first + 1])
+        tree.unlock(node)
+        node = end
+    tree.check_integrity()
     assert tree.statistics().nodes >= blocks
     before = tree.statistics()
     assert tree.match(ROOT, ids.tobytes()) == list(range(blocks))
     after = tree.statistics()
     assert after.compared - before.compared == 4 * tokens
     assert after.visited - before.visited <= blocks
-
-
-def add_unchecked(tree: RadixTree, run: bytes, blocks: list[int]) -> None:
-    space = tree.space(ROOT)
-    tree.lock(space)
-    tree.insert(space, run, blocks)
-    tree.unlock(space)
 
 
 def test_a_split_leaves_the_pins_with_their_blocks() -> None:
