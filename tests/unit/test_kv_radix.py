@@ -161,10 +161,11 @@ def test_f03_a_long_match_compares_each_byte_once_and_visits_each_node_once(toke
     for first in range(0, blocks, 2):  # each two blocks are two nodes, with a sibling that forks off between them
         pair = ids[first * block_tokens : (first + 2) * block_tokens]
         fork = pair[:block_tokens] + array("I", [7] * block_tokens)
-        tree.lock(node)
+        tree.lock(node, 2)  # two holders: it may not grow in place
         tree.insert(node, fork.tobytes(), [first, 100_000 + first])
         end, _, _ = tree.insert(node, pair.tobytes(), [first, first + 1])
-        tree.unlock(node)
+        for _ in range(2):
+            tree.unlock(node)
         node = end
     tree.check_integrity()
     assert tree.statistics().nodes >= blocks
