@@ -1,358 +1,39 @@
 """A simulated world around the real engine: worker, store, journal and detokenizer, all under the test's control.
 
-The worker computes a toy integer model over a simulated pool: the "KV" of a token is mixed from the token, its
-position and the KV of the position before it, *read from the pool*; the next token is mixed from the KV of all
-positions. Blocks that nobody owns hold garbage, so any stale, torn or foreign block changes tokens. Nothing happens
-by itself: plans, copies and answers lie in queues until a test completes, loses or delays them.
+Nothing happens by itself: plans, copies and answers lie in queues until a test completes, loses or delays them. After
+every event the world checks what must always hold; `settle` leaves everything alone and checks what must hold then.
 """
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
-
-from xxhash import xxh3_64_intdigest
 
 from services.scheduler.engine import Engine
 from services.scheduler.events import Advanced, Ask, Effect, Forgotten, Journal, Tell, ToWorker
 from services.scheduler.kv.block_pool import FREE, REQUEST
 from services.scheduler.records import Accept, AnyRecord, Step
 from services.scheduler.settings import Settings
-from shared.messages.base import pack_u32, pack_u64, split_identities, unpack_u32, unpack_u64
+from shared.messages.base import pack_u32, pack_u64, unpack_u32
 from shared.messages.engine import (
     CancelRequest,
     Copy,
     Journaled,
     KVFacts,
     Plan,
-    Result,
-    RowResult,
     SampleSpec,
     StopAt,
     Submit,
     Transfer,
     Transferred,
 )
-from shared.messages.front import Finish, Rejected, TokenLogprob
-from shared.messages.store import (
-    COMMIT_DONE,
-    COMMIT_STALE,
-    RESERVE_FULL,
-    RESERVE_GRANTED,
-    RESERVE_HAVE,
-    RESERVE_STALE,
-    TIER_DISK,
-    TIER_HOST,
-    Abandon,
-    Commit,
-    Committed,
-    EngineOpened,
-    Found,
-    Lookup,
-    OpenEngine,
-    Release,
-    Reserve,
-    Reserved,
-    Staged,
-)
+from shared.messages.front import Rejected
+from shared.messages.store import Commit, Lookup, Reserve
+from tests.sim_client import Sent
+from tests.sim_store import SimStore, Slot
+from tests.sim_worker import VOCAB, SimWorker, checksum_of
 
-MASK = (1 << 64) - 1
 KEY = b"k" * 32
-VOCAB = 24
-
-
-def mix(*values: int) -> int:
-    """A 64-bit hash of integers, the same in every process."""
-    state = 0x9E3779B97F4A7C15
-    for value in values:
-        state = ((state ^ (value & MASK)) * 0xFF51AFD7ED558CCD) & MASK
-        state ^= state >> 29
-    return state
-
-
-def kv_of(token: int, position: int, before: int) -> int:
-    return mix(token, position, before)
-
-
-def draw(kv: list[int], seed: int) -> int:
-    return xxh3_64_intdigest(array("Q", kv).tobytes(), seed) % VOCAB
-
-
-def oracle(prompt: list[int], count: int, seed: int = 0) -> list[int]:
-    """Cache-off: what the model says, computed alone and in order."""
-    tokens, kv = list(prompt), list[int]()
-    while True:
-        for position in range(len(kv), len(tokens)):
-            kv.append(kv_of(tokens[position], position, kv[-1] if kv else 0))
-        if len(tokens) - len(prompt) == count:
-            return tokens[len(prompt) :]
-        tokens.append(draw(kv, seed))
-
-
-def checksum_of(values: list[int]) -> int:
-    return xxh3_64_intdigest(array("Q", values).tobytes())
-
-
-class SimWorker:
-    """A pool of garbage, and whatever was written into it since."""
-
-    def __init__(self, facts: KVFacts, max_context: int) -> None:
-        self.facts = facts
-        self.max_context = max_context
-        self.garbage = 0
-        self.pool = [self.poison() for _ in range(facts.blocks)]
-        self.computed = 0
-        self.clean: set[int] = set()
-        """Free blocks that hold garbage already."""
-
-    def poison(self) -> list[int]:
-        self.garbage += 1
-        return [mix(1 << 60, self.garbage, i) for i in range(self.facts.block_tokens)]
-
-    def run(self, plan: Plan) -> Result:
-        size, rows = self.facts.block_tokens, []
-        for row in plan.rows:
-            ids, table = unpack_u32(row.ids), unpack_u32(row.blocks)
-            end = row.start + len(ids)
-            assert len(table) == -(-end // size)
-            for position, token in enumerate(ids, row.start):
-                before = self.pool[table[(position - 1) // size]][(position - 1) % size] if position else 0
-                self.pool[table[position // size]][position % size] = kv_of(token, position, before)
-            self.computed += len(ids)
-            token = -1
-            if row.sample is not None:
-                kv = [self.pool[table[position // size]][position % size] for position in range(end)]
-                token = draw(kv, row.sample.seed)
-            logprob = TokenLogprob(-float(end), b"", ()) if row.sample and row.sample.logprobs >= 0 else None
-            rows.append(RowResult(row.key, token, logprob))
-        return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=0.0)
-
-
-@dataclass
-class Slot:
-    """One slot of the arena."""
-
-    values: list[int]
-    generation: int = 0
-    identity: bytes = b""
-    state: str = "free"
-    checksum: int = 0
-
-
-@dataclass
-class SimStore:
-    """Host slots and a disk, with leases and grants; faults are put in from outside."""
-
-    capacity: int = 64
-    incarnation: int = 1
-    epoch: int = 1
-    arena_key: str = "a1"
-    slots: dict[int, Slot] = field(default_factory=dict)
-    host: dict[bytes, int] = field(default_factory=dict)
-    disk: dict[bytes, list[int]] = field(default_factory=dict)
-    leases: dict[int, list[bytes]] = field(default_factory=dict)
-    staging: list[tuple[int, int, bytes]] = field(default_factory=list)
-    next_lease: int = 1
-    next_slot: int = 1
-    reads: int = 0
-
-    def open(self, message: OpenEngine) -> EngineOpened:
-        self.leases.clear()
-        self.staging.clear()
-        held = dict(zip(unpack_u32(message.held_slots), unpack_u64(message.held_generations), strict=True))
-        for number, slot in list(self.slots.items()):
-            if slot.state == "granted" and held.get(number) != slot.generation:
-                del self.slots[number]
-        kept = bytes(number in self.slots and self.slots[number].state == "granted" for number in held)
-        return EngineOpened(arena="/arena", arena_key=self.arena_key, epoch=self.epoch, kept=kept)
-
-    def restart(self, *, lose_arena: bool) -> None:
-        self.incarnation += 1
-        self.leases.clear()
-        self.staging.clear()
-        if lose_arena:
-            self.arena_key += "x"
-            self.slots.clear()
-            self.host.clear()
-
-    def clear(self) -> int:
-        self.epoch += 1
-        self.host.clear()
-        self.disk.clear()
-        self.staging.clear()
-        return self.epoch
-
-    def answer(self, message: Lookup | Reserve | Commit) -> Found | Reserved | Committed:
-        if isinstance(message, Lookup):
-            return self._lookup(split_identities(message.identities))
-        if isinstance(message, Reserve):
-            return self._reserve(message)
-        return self._commit(message)
-
-    def _lookup(self, names: list[bytes]) -> Found:
-        run = list[bytes]()
-        for name in names:
-            if name not in self.host and name not in self.disk:
-                break
-            run.append(name)
-        lease = self.next_lease if run else 0
-        tiers, offsets, sums, generations = bytearray(), [], [], []
-        for index, name in enumerate(run):
-            number = self.host.get(name)
-            slot = self.slots[number] if number is not None else None
-            tiers.append(TIER_HOST if slot else TIER_DISK)
-            offsets.append(number * 64 if number is not None else 0)
-            sums.append(slot.checksum if slot else 0)
-            generations.append(slot.generation if slot else 0)
-            if not slot:
-                self.staging.append((lease, index, name))
-        if lease:
-            self.leases[lease] = run
-            self.next_lease += 1
-        return Found(
-            lease=lease,
-            tiers=bytes(tiers),
-            slots=pack_u32(offset // 64 for offset in offsets),
-            offsets=pack_u64(offsets),
-            generations=pack_u64(generations),
-            checksums=pack_u64(sums),
-            epoch=self.epoch,
-        )
-
-    def stage(self, *, fail: bool = False) -> Staged | None:
-        """Brings the next block of a lease from disk."""
-        while self.staging:
-            lease, index, name = self.staging.pop(0)
-            if lease not in self.leases:
-                continue
-            if fail or (name not in self.disk and name not in self.host):
-                self.staging = [waiting for waiting in self.staging if waiting[0] != lease]
-                empty = pack_u64([])
-                return Staged(
-                    lease=lease, first=index, slots=b"", offsets=empty, generations=empty, checksums=empty, failed=True
-                )
-            if name not in self.host:
-                self.reads += 1
-                values = self.disk[name]
-                self.host[name] = self._new(Slot(list(values), 0, name, "valid", checksum_of(values)))
-            number = self.host[name]
-            slot = self.slots[number]
-            return Staged(
-                lease=lease,
-                first=index,
-                slots=pack_u32([number]),
-                offsets=pack_u64([number * 64]),
-                generations=pack_u64([slot.generation]),
-                checksums=pack_u64([slot.checksum]),
-            )
-        return None
-
-    def _new(self, slot: Slot) -> int:
-        number, self.next_slot = self.next_slot, self.next_slot + 1
-        slot.generation = number * 7
-        self.slots[number] = slot
-        return number
-
-    def _reserve(self, message: Reserve) -> Reserved:
-        status, slots, generations = bytearray(), [], []
-        for name in split_identities(message.identities):
-            number = 0
-            if message.epoch != self.epoch:
-                status.append(RESERVE_STALE)
-            elif name in self.host or name in self.disk:
-                status.append(RESERVE_HAVE)
-            elif len(self.slots) >= self.capacity:
-                status.append(RESERVE_FULL)
-            else:
-                number = self._new(Slot([0], 0, name, "granted"))
-                status.append(RESERVE_GRANTED)
-            slots.append(number)
-            generations.append(number * 7)
-        return Reserved(
-            status=bytes(status),
-            slots=pack_u32(slots),
-            offsets=pack_u64(number * 64 for number in slots),
-            generations=pack_u64(generations),
-            incarnation=self.incarnation,
-        )
-
-    def _commit(self, message: Commit) -> Committed:
-        status = bytearray()
-        rows = zip(
-            unpack_u32(message.slots), unpack_u64(message.generations), unpack_u64(message.checksums), strict=True
-        )
-        for number, generation, checksum in rows:
-            slot = self.slots.get(number)
-            fresh = message.incarnation == self.incarnation and message.epoch == self.epoch
-            if not fresh or slot is None or slot.generation != generation or slot.state != "granted":
-                status.append(COMMIT_STALE)
-                if slot is not None and slot.state == "granted" and slot.generation == generation:
-                    del self.slots[number]
-                continue
-            assert checksum == checksum_of(slot.values)
-            slot.state, slot.checksum = "valid", checksum
-            if slot.identity in self.host:
-                del self.slots[number]
-            else:
-                self.host[slot.identity] = number
-            status.append(COMMIT_DONE)
-        return Committed(status=bytes(status))
-
-    def tell(self, message: Abandon | Release) -> None:
-        if isinstance(message, Release):
-            for index in unpack_u32(message.bad):
-                name = self.leases[message.lease][index]
-                self.host.pop(name, None)
-                self.disk.pop(name, None)
-            self.leases.pop(message.lease, None)
-            return
-        for number, generation in zip(unpack_u32(message.slots), unpack_u64(message.generations), strict=True):
-            slot = self.slots.get(number)
-            fresh = slot is not None and message.incarnation == self.incarnation
-            if slot is not None and fresh and slot.state == "granted" and slot.generation == generation:
-                del self.slots[number]
-
-    def leased(self) -> set[bytes]:
-        return {name for run in self.leases.values() for name in run}
-
-    def spill(self) -> None:
-        """All that nobody leases goes to disk; host slots are reused (their bytes become garbage)."""
-        for name, number in list(self.host.items()):
-            if name not in self.leased():
-                slot = self.slots.pop(number)
-                if checksum_of(slot.values) == slot.checksum:
-                    self.disk[name] = list(slot.values)
-                slot.values[:] = [mix(3, value) for value in slot.values]
-                del self.host[name]
-
-    def lose(self, index: int) -> None:
-        """One block that nobody leases is evicted everywhere."""
-        names = [name for name in [*self.host, *self.disk] if name not in self.leased()]
-        if names:
-            name = names[index % len(names)]
-            if name in self.host:
-                del self.slots[self.host.pop(name)]
-            self.disk.pop(name, None)
-
-    def corrupt(self, index: int) -> None:
-        """One host block's bytes change under its checksum."""
-        numbers = sorted(self.host.values())
-        if numbers:
-            self.slots[numbers[index % len(numbers)]].values[0] ^= 1
-
-
-@dataclass
-class Sent:
-    """One request as its client sees it."""
-
-    submit: Submit
-    seed: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: int = 0
-    finish: Finish | None = None
-    cancelled: bool = False
-    stop_at: int | None = None
 
 
 class World:
@@ -636,33 +317,8 @@ class World:
             self.check_answer(id)
 
     def check_answer(self, id: str) -> None:
-        """The tokens are those of the cache-off oracle, and the account is right."""
-        sent = self.sent[id]
-        assert sent.finish is not None
-        prompt = list(unpack_u32(sent.submit.ids))
-        assert sent.tokens == oracle(prompt, len(sent.tokens), sent.seed)
-        usage, reason = sent.finish.usage, sent.finish.reason
-        assert usage.completion_tokens == len(sent.tokens)
-        assert usage.prompt_tokens == len(prompt)
-        assert 0 <= usage.cached_tokens <= len(prompt) - 1
-        assert sum(usage.cached_by_tier.values()) == usage.cached_tokens
-        if sent.submit.no_read:
-            assert usage.cached_tokens == 0
-        assert sent.logprobs == (len(sent.tokens) if sent.submit.sample.logprobs >= 0 else 0)
-        stops = [i for i, token in enumerate(sent.tokens) if token in sent.submit.stop_ids]
-        if reason == "stop":
-            assert stops == [len(sent.tokens) - 1] or (sent.stop_at == len(sent.tokens) and not stops)
-        elif reason == "length":
-            pool = self.facts.blocks * self.facts.block_tokens + 1
-            most = min(sent.submit.max_tokens, self.max_context - len(prompt), pool - len(prompt))
-            assert len(sent.tokens) == most
-            assert not stops
-        else:
-            assert not stops
-            assert (reason == "cancelled") == sent.cancelled
-            if reason == "error":  # accepted while no worker had told what can never fit
-                assert not sent.tokens
-                assert len(prompt) > min(self.facts.blocks * self.facts.block_tokens, self.max_context - 1)
+        """The client got the oracle's tokens, and the account is right."""
+        self.sent[id].check(self.facts, self.max_context)
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -674,24 +330,9 @@ class World:
             assert record.rows
 
     def _tell_client(self, id: str) -> None:
-        sent = self.sent[id]
-        progress = self.engine.progress(id, len(sent.tokens))
+        progress = self.engine.progress(id, len(self.sent[id].tokens))
         assert progress is not None
-        news = list(unpack_u32(progress.ids))
-        assert progress.start <= len(sent.tokens)
-        assert news or progress.finish is not None, "an advance without news"
-        if progress.finish is not None:
-            assert sent.finish is None or sent.stop_at is not None, "ended twice"
-            end = progress.finish.usage.completion_tokens
-            sent.tokens = [*sent.tokens[: progress.start], *news][:end]
-            if sent.submit.sample.logprobs >= 0:
-                sent.logprobs = min(sent.logprobs, progress.start) + len(progress.logprobs or ())
-            sent.finish = progress.finish
-            return
-        assert progress.start == len(sent.tokens)
-        assert sent.finish is None
-        sent.tokens += news
-        sent.logprobs += len(progress.logprobs or ())
+        self.sent[id].told(progress)
 
     def _order(self, transfer: Transfer) -> None:
         assert self.worker is not None

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.scheduler.settings import Settings
-from tests.scheduler_world import VOCAB, World
+from tests.scheduler_world import World
+from tests.sim_worker import VOCAB
 
 stems = [[(7 * i + family) % VOCAB for i in range(200)] for family in range(3)]
 

@@ -14,8 +14,8 @@ from services.scheduler.timers import Timers
 from shared.config import Config, KVConfig, SchedulerConfig
 from shared.messages.base import pack_u32, unpack_u32
 from shared.messages.engine import SampleSpec
+from tests.engine_kit import words
 from tests.scheduler_world import World
-from tests.unit.test_engine_reuse import words
 
 
 def request(key: int, prompt: int = 4, *, computed: int = 0, resumed: bool = False) -> Request:

@@ -6,8 +6,9 @@ import pytest
 
 from services.scheduler.settings import Settings
 from shared.messages.front import Rejected
-from tests.scheduler_world import VOCAB, World, prompts
-from tests.unit.test_engine_reuse import counter, kv_of, words
+from tests.engine_kit import counter, kv_of, words
+from tests.scheduler_world import World, prompts
+from tests.sim_worker import VOCAB
 
 
 @pytest.mark.parametrize("size", [1, 16, 128])

@@ -15,9 +15,10 @@ from services.scheduler.settings import Settings
 from shared.messages.base import unpack_u32
 from shared.messages.engine import Journaled, Result, RowResult
 from shared.messages.front import Rejected
+from tests.engine_kit import counter, kv_of, words
 from tests.property.test_engine_walks import walk
-from tests.scheduler_world import KEY, World, oracle
-from tests.unit.test_engine_reuse import counter, kv_of, words
+from tests.scheduler_world import KEY, World
+from tests.sim_worker import oracle
 
 SMALL = Settings(step_tokens=16, result_ttl_s=100.0)
 

@@ -4,34 +4,13 @@ from random import Random
 
 import pytest
 
-from services.scheduler.kv.manager import KVStatistics
 from services.scheduler.settings import Settings
 from shared.messages.base import unpack_u32
 from shared.messages.store import Lookup
-from tests.scheduler_world import VOCAB, World, prompts
+from tests.engine_kit import cached_tokens, counter, kv_of, words
+from tests.scheduler_world import World, prompts
 
 BLOCK_SIZES = pytest.mark.parametrize("size", [1, 16, 128])
-
-
-def words(count: int, salt: int = 0) -> list[int]:
-    random = Random(salt)
-    return [random.randrange(VOCAB) for _ in range(count)]
-
-
-def kv_of(world: World) -> KVStatistics:
-    kv = world.engine.statistics().kv
-    assert kv is not None
-    return kv
-
-
-def counter(world: World, name: str) -> int:
-    return world.engine.statistics().counters[name]
-
-
-def cached_tokens(world: World, id: str) -> int:
-    finish = world.sent[id].finish
-    assert finish is not None
-    return finish.usage.cached_tokens
 
 
 @BLOCK_SIZES
