@@ -148,7 +148,7 @@ class CatalogMachine(RuleBasedStateMachine):
     def holds_together(self) -> None:
         if self.starts:
             check_integrity(self.catalog, writing=len(self.batch))
-            assert set(self.disk) >= {identity for identity, (_, disk) in self.look().items() if disk}
+            assert set(self.disk) == {identity for identity, (_, disk) in self.look().items() if disk}
 
     # --- saves -----------------------------------------------------------------------------------------------
 
@@ -366,7 +366,10 @@ class CatalogMachine(RuleBasedStateMachine):
         assert not set(dropped) & pinned
         for identity in dropped:
             del self.disk[identity]
-        self.settle(gone={identity for identity in dropped if not self.named[identity][0]})
+        lost = {identity for identity in dropped if not self.named[identity][0]}
+        for identity in set(self.look()) - self.orphans:
+            assert self.parent_of[identity] not in lost, "a parent left the disk before its child"
+        self.settle(gone=lost)
 
     # --- clear, crash ----------------------------------------------------------------------------------------
 
