@@ -140,6 +140,7 @@ class Supervisor:
             self.child = None
             self.log.info("exited", incarnation=child.incarnation, code=code, planned=child.planned_stop)
             if self._stopping.is_set():
+                self._remove_socket()
                 break
             verdict = self.policy.after_exit(code, was_ready=child.ready, planned=child.planned_stop)
             if not verdict.again:
@@ -148,6 +149,12 @@ class Supervisor:
             with trio.move_on_after(verdict.pause_s):
                 await self._stopping.wait()
         return 0
+
+    def _remove_socket(self) -> None:
+        """A service that had to be killed at the end of its grace could not do it itself."""
+        path = self.places.run / f"{self.service}.sock"
+        if path.is_socket():
+            path.unlink()
 
     async def _until_exit(self, child: Child) -> None:
         async with trio.open_nursery() as nursery:

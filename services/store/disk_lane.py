@@ -80,6 +80,7 @@ class DiskLane:
         self._limiter = trio.CapacityLimiter(1)
         self._to_delete: list[bytes] = []
         self._synced = 0.0
+        self._ending = False
 
     def attach(self, disk: DiskTier | None, reason: str, *, wanted: bool) -> None:
         """What opening brought."""
@@ -92,8 +93,8 @@ class DiskLane:
         self._wake.set()
 
     async def run(self) -> None:
-        """Works for ever."""
-        while True:
+        """Works until `flush` takes over."""
+        while not self._ending:
             async with self._lock:
                 outcome = await self._turn()
             if outcome is Turn.TROUBLED:
@@ -104,11 +105,19 @@ class DiskLane:
                 self._wake = trio.Event()
 
     async def flush(self) -> None:
-        """Returns once nothing that can be written is left; the caller bounds it."""
-        outcome = Turn.BUSY
+        """The last writes of this life: returns once nothing that can be written is left, or the caller's time is up.
+
+        A turn can't be cut short, so none is begun that, judged by the longest before it, would end too late.
+        """
+        self._ending = True
+        outcome, longest = Turn.BUSY, 0.0
         while outcome is Turn.BUSY and self.disk is not None and self._catalog.behind.length:
             async with self._lock:
+                began = trio.current_time()
+                if began + longest > trio.current_effective_deadline():
+                    return
                 outcome = await self._turn()
+                longest = max(longest, trio.current_time() - began)
 
     async def _turn(self) -> Turn:
         """One step of whatever is due."""
