@@ -19,12 +19,12 @@ import numpy as np
 
 from services.store.behind import WriteBehind, WriteOrder
 from services.store.blocks import Blocks, Counters
+from services.store.clearing import clear_blocks
 from services.store.entries import DETACHED
 from services.store.headers import Headers
 from services.store.identity_table import Identities, IdentityMap, PackedMap
 from services.store.leases import Found, Generations, Leases, LookupCounters, Owner, StagedRun, StageOrder
 from services.store.order import NONE
-from services.store.records import FLAG_DOOMED
 from services.store.records import GRANTED as HEADER_GRANTED
 from services.store.records import VALID as HEADER_VALID
 from services.store.slots import CLEAN, DIRTY, FREE, GRANTED, STAGING
@@ -222,32 +222,10 @@ class Catalog:
     def clear(self, root: bytes | None = None) -> tuple[int, int]:
         """Drops all blocks of `root`, or all, from the catalogue; (blocks, bytes) that were on the host.
 
-        The disk is the caller's to clear, durably, before it answers. Pinned blocks lose their names at once and
-        their slots when they are let go; what is granted is never published.
+        The disk is the caller's to clear, durably, before it answers.
         """
-        entries, slots = self.blocks.entries, self.blocks.slots
         self._raise_epoch(root)
-        flags = entries.columns["flags"][: entries.top]
-        chosen = (flags != 0) & (flags & DETACHED == 0)
-        if root is not None:
-            chosen &= entries.columns["root"][: entries.top] == entries.known_root(root)
-        entries.columns["parent"][: entries.top][chosen] = NONE  # chains lie in one root: no link leaves the scope
-        entries.columns["children"][: entries.top][chosen] = 0
-        blocks = nbytes = 0
-        for entry in np.flatnonzero(chosen).tolist():
-            slot = entries.host[entry]
-            if slot != NONE and slots.state[slot] in (DIRTY, CLEAN):
-                blocks, nbytes = blocks + 1, nbytes + entries.length[entry]
-                self.blocks.headers.free(slot)
-            elif slot != NONE and slots.state[slot] == GRANTED:
-                self.blocks.headers.set_flags(slot, FLAG_DOOMED)
-            if not entries.pins[entry]:
-                self.blocks.leave(entry)
-            entries.detach(entry)
-            if not entries.pins[entry]:
-                self.blocks.settle(entry)
-        self.blocks.counters.cleared += blocks
-        return blocks, nbytes
+        return clear_blocks(self.blocks, root)
 
     def _raise_epoch(self, root: bytes | None) -> None:
         self.epoch += 1

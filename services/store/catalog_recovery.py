@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.store.catalog import Catalog
-from services.store.entries import DETACHED, LIVE, ON_DISK
+from services.store.entries import LIVE, ON_DISK
 from services.store.identity_table import Identities
 from services.store.order import NONE
+from services.store.rebuild import rebuild_orders
 from services.store.records import FLAG_CLEAN, FLAG_DOOMED, VALID
 from services.store.slots import CLEAN, DIRTY, GRANTED
 
@@ -34,7 +35,8 @@ def _first_words(rows: Identities) -> NDArray[np.uint64]:
 
 def _distinct(rows: Identities) -> NDArray[np.intp]:
     """Indices of the first of each distinct row, in row order."""
-    if len(np.unique(_first_words(rows))) == len(rows):
+    words = np.sort(_first_words(rows))
+    if not (words[1:] == words[:-1]).any():
         return np.arange(len(rows))
     seen: dict[bytes, int] = {}
     for index, row in enumerate(rows):
@@ -50,8 +52,12 @@ class Recovery:
         self._blocks = catalog.blocks
         self._entries = catalog.blocks.entries
         self._slots = catalog.blocks.slots
-        self._parents: list[tuple[NDArray[np.uint32], Identities]] = []
+        self._waiting: list[tuple[NDArray[np.uint32], Identities]] = []
         self._late: list[tuple[bytes, bytes]] = []
+
+    def expect(self, blocks: int) -> None:
+        """Room for so many at once, instead of by doubling and copying."""
+        self._entries.reserve_rows(blocks)
 
     # --- host ------------------------------------------------------------------------------------------------
 
@@ -92,7 +98,7 @@ class Recovery:
         table.columns["flags"][part] = LIVE
         self._number_roots(_bytes32(records["root"]), table.columns["root"][part])
         table.map.put_many(identities, entries)
-        self._parents.append((entries, _bytes32(records["parent"])))
+        self._link(entries, _bytes32(records["parent"]))
         return entries
 
     def _number_roots(self, roots: Identities, out: NDArray[Any]) -> None:
@@ -181,8 +187,8 @@ class Recovery:
 
     def finish(self) -> None:
         """The catalogue is complete and may serve."""
-        self._link()
-        self._order()
+        self._link_rest()
+        rebuild_orders(self._blocks)
         self._slots.rebuild_free()
         self._flags()
         states, generations = self._slots.columns["state"], self._slots.columns["generation"]
@@ -190,47 +196,23 @@ class Recovery:
         for slot in dirty[np.argsort(generations[dirty], kind="stable")].tolist():
             self._catalog.behind.push(slot)
 
-    def _link(self) -> None:
-        table = self._entries
-        for entries, parents in self._parents:
-            found = table.map.get_many(parents)
-            linked = found != NONE
-            table.columns["parent"][entries[linked]] = found[linked]
-            counts = np.bincount(found[linked], minlength=table.top)
-            table.columns["children"][: table.top] += counts[: table.top].astype(np.uint32)
-        self._parents.clear()
+    def _link(self, entries: NDArray[np.uint32], parents: Identities) -> None:
+        """Links what can be linked now; the rest waits for batches that are still to come."""
+        found = self._entries.map.get_many(parents)
+        linked = found != NONE
+        self._entries.columns["parent"][entries[linked]] = found[linked]
+        if not linked.all():
+            self._waiting.append((entries[~linked], parents[~linked]))
 
-    def _order(self) -> None:
-        table, top = self._entries, self._entries.top
-        flags = table.columns["flags"][:top]
-        free_to_go = (flags & LIVE != 0) & (flags & DETACHED == 0) & (table.columns["pins"][:top] == 0)
-        ticks = table.columns["tick"][:top]
-        depth = self._depths()
-        lists: dict[int, NDArray[Any]] = {}
-        hosted = np.flatnonzero(free_to_go & (table.columns["host"][:top] != NONE))
-        slots = table.columns["host"][hosted]
-        sizes = np.array(self._slots.extent_size, np.int64)[slots // self._blocks.headers.geometry.slot_span]
-        heads = 2 * sizes + (self._slots.columns["state"][slots] == DIRTY)
-        recent_first = np.lexsort((depth[hosted], -ticks[hosted].astype(np.int64)))
-        for head in np.unique(heads).tolist():
-            lists[head] = hosted[recent_first[heads[recent_first] == head]]
-        table.host_order.rebuild(lists)
-        disk = np.flatnonzero(free_to_go & (flags & ON_DISK != 0))
-        table.disk_order.rebuild({0: disk[np.lexsort((depth[disk], -ticks[disk].astype(np.int64)))]})
-
-    def _depths(self) -> NDArray[np.uint32]:
-        """Blocks between each entry and the first of its chain, by pointer doubling."""
-        parent = self._entries.columns["parent"][: self._entries.top]
-        live = self._entries.columns["flags"][: self._entries.top] & LIVE != 0
-        jump = np.where(live, parent, NONE).astype(np.int64)
-        depth = (jump != NONE).astype(np.uint32)
-        going = np.flatnonzero(jump != NONE)
-        while len(going):
-            via = jump[going]
-            depth[going] += depth[via]
-            jump[going] = jump[via]
-            going = going[jump[going] != NONE]
-        return np.asarray(depth, np.uint32)
+    def _link_rest(self) -> None:
+        table, waiting = self._entries, self._waiting
+        self._waiting = []
+        for entries, parents in waiting:
+            self._link(entries, parents)
+        self._waiting = []  # roots, and orphans: nobody knows their parents
+        parent = table.columns["parent"][: table.top]
+        used = (table.columns["flags"][: table.top] != 0) & (parent != NONE)
+        table.columns["children"][: table.top] = np.bincount(parent[used], minlength=table.top)
 
     def _flags(self) -> None:
         """The clean flags in the headers say what the index says."""

@@ -115,8 +115,8 @@ class Entries:
         """Its number, or -1."""
         return self._root_numbers.get(root, -1)
 
-    def _leave_root(self, number: int) -> None:
-        self._root_blocks[number] -= 1
+    def _leave_root(self, number: int, blocks: int = 1) -> None:
+        self._root_blocks[number] -= blocks
         if not self._root_blocks[number]:
             del self._root_numbers[self.roots[number]]
             self._spare_roots.append(number)
@@ -175,3 +175,20 @@ class Entries:
         self.parent[entry] = self.unused
         self.unused = entry
         self.live -= 1
+
+    def remove_many(self, chosen: NDArray[np.intp]) -> None:
+        """Takes names and rows of many unlinked, unpinned entries away; the orders must be rebuilt after it."""
+        columns = self.columns
+        numbers, counts = np.unique(columns["root"][chosen], return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            self._leave_root(number, count)
+        columns["flags"][chosen] = 0
+        columns["tick"][chosen] = 0
+        columns["host"][chosen] = NONE
+        columns["parent"][chosen[:-1]] = chosen[1:]
+        columns["parent"][chosen[-1:]] = self.unused
+        self.unused = int(chosen[0]) if len(chosen) else self.unused
+        self.live -= len(chosen)
+        named = np.flatnonzero(columns["flags"][: self.top] & (LIVE | DETACHED) == LIVE)
+        self.map.clear()
+        self.map.put_many(self._identity[named], named.astype(np.uint32))

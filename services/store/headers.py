@@ -145,6 +145,17 @@ class Headers:
         self._bytes[at + STATE_AT] = FREE
         self._bytes[at : at + RECORD.itemsize] = bytes(RECORD.itemsize)
 
+    def free_many(self, slots: NDArray[Any]) -> None:
+        """`free` of many: all states first, so that a kill in between leaves none half."""
+        extents, indices = np.divmod(slots.astype(np.int64), self.geometry.slot_span)
+        for extent in np.unique(extents).tolist():
+            start = self.geometry.extent_start(extent)
+            nbytes = self.count(extent) * RECORD.itemsize
+            table = np.frombuffer(self._bytes[start : start + nbytes], RECORD)
+            chosen = indices[extents == extent]
+            table["state"][chosen] = FREE
+            table[chosen] = np.zeros(1, RECORD)
+
     def set_recency(self, slot: int, recency: int) -> None:
         """One aligned store."""
         self._words[(self._record(slot) + RECENCY_AT) // 8] = recency

@@ -170,7 +170,7 @@ class PackedMap:
 
     def get_many(self, identities: Identities) -> NDArray[np.uint32]:
         """`get` of each row."""
-        rows = self._rows()
+        rows, wanted = self._rows().view("<u8"), np.ascontiguousarray(identities).view("<u8")
         found = np.full(len(identities), NONE, np.uint32)
         asked = np.arange(len(identities))
         positions = self._homes(identities)
@@ -178,7 +178,8 @@ class PackedMap:
             entries = self._table[positions]
             taken = entries != NONE
             asked, positions, entries = asked[taken], positions[taken], entries[taken]
-            same = (rows[entries] == identities[asked]).all(axis=1)
+            same = rows[entries, 0] == wanted[asked, 0]
+            same[same] = (rows[entries[same], 1:] == wanted[asked[same], 1:]).all(axis=1)
             found[asked[same]] = entries[same]
             asked, positions = asked[~same], (positions[~same] + 1) & self._mask
         return found

@@ -260,7 +260,7 @@ async def test_bytes_that_go_bad_in_the_arena_never_reach_the_disk(places: Place
 
 async def test_stale_commits_and_abandons_are_refused_and_harmless(places: Places) -> None:
     chain = names(ROOT, 2)
-    async with store(places) as one, engine(places, "e1") as other:
+    async with store(places, config(disk_bytes=0)) as one, engine(places, "e1") as other:
         reserved = await one.reserve(ROOT, chain)
         slots, generations = reserved.slots, reserved.generations
 
