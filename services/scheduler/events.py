@@ -116,12 +116,14 @@ class Events(Protocol):
     def cancel(self, now: float, cancel: CancelRequest) -> Cancelled:
         """Ends a live request of this principal at once, whatever it is doing. `known`: there was one.
 
-        `reason` "client" and any other finish as `cancelled`.
+        It ends as `cancelled`, whatever the reason given.
         """
 
     def stop_at(self, now: float, stop: StopAt) -> None:
-        """A stop string is complete: the output is cut to `at` tokens and ends with `stop`. Idempotent; ignored for
-        a request that is over or unknown.
+        """A stop string is complete: the output is cut to `at` tokens and ends with `stop`. Idempotent.
+
+        A request that ended by length, or by a later stop, while this was on its way is corrected: a second Ended
+        is journaled, the last one counts. Ignored for any other that is over, or unknown.
         """
 
     def progress(self, id: str, start: int) -> Progress | None:

@@ -14,8 +14,9 @@ class Settings:
 
     `max_bypass`: a waiting request that so many younger ones overtook is served before any other. `scan`: how many
     waiting requests one step looks at. `max_loads`: requests that wait on the store at the same time. `store_s`:
-    patience with Reserve and Commit, which hold nobody up. `save_batch`: blocks a Reserve. `max_saving`: blocks
-    between Reserve and Commit, a bound on what a slow store can pin.
+    patience with Reserve and Commit, which hold nobody up. `save_batch`: blocks a Reserve, and so of one Transfer.
+    `max_saving`: blocks between Reserve and Commit: a bound on what a slow store can pin, and on the copies that a
+    load may find before it in the worker's queue (at 1 MB a block some ten milliseconds).
     """
 
     policy: Policy = "fcfs"
@@ -32,8 +33,8 @@ class Settings:
     scan: int = 64
     max_loads: int = 16
     store_s: float = 5.0
-    save_batch: int = 64
-    max_saving: int = 256
+    save_batch: int = 16
+    max_saving: int = 64
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):

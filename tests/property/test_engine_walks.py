@@ -45,7 +45,7 @@ def walk(seed: int, *, store: bool, requests: int = 50) -> World:
     size = random.choice([1, 2, 4, 16])
     blocks = random.choice([6, 12, 40])
     settings = Settings(
-        step_tokens=random.choice([3, 8, 32, 200]),
+        step_tokens=random.choice([3, 8, 32, 200]) * (4 if size == 16 else 1),
         max_running=random.choice([2, 5, 12]),
         policy=random.choice(["fcfs", "lpm"]),
         retract_every=random.choice([0, 0, 2, 5]),

@@ -264,7 +264,8 @@ def test_repeated_and_foreign_records_change_nothing() -> None:
     step = next(record for record in world.journal if isinstance(record, Step))
     foreign = msgspec.structs.replace(step, rows=(msgspec.structs.replace(step.rows[0], key=77),))
     gap = msgspec.structs.replace(step, rows=(msgspec.structs.replace(step.rows[0], start=9),))
-    other.restore(world.now, [foreign, *world.journal[:2], gap, *world.journal[2:], *world.journal])
+    twice = [record for record in world.journal for _ in range(2)]
+    other.restore(world.now, [foreign, *twice[:4], gap, *twice[4:], *world.journal])
     replay = other.progress(id, 0)
     assert replay is not None
     assert list(unpack_u32(replay.ids)) == world.sent[id].tokens

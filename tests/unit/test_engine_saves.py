@@ -84,6 +84,27 @@ def test_a_late_reserve_gives_its_grants_back() -> None:
     assert not world.store.slots
 
 
+@pytest.mark.parametrize("arrived", [False, True])
+def test_an_unanswered_commit_leaves_no_slot_granted(arrived: bool) -> None:
+    world = stored()
+    world.submit(words(33), 1)
+    world.answer_ask()
+    world.finish_plan()
+    world.answer_ask()
+    world.finish_transfer()
+    commit = world.asks[0].message
+    assert isinstance(commit, Commit)
+    if arrived:
+        world.store.answer(commit)
+    world.lose_ask()
+    world.advance(5.0)
+    assert len(world.store.slots) == (8 if arrived else 0)  # it was abandoned, which a committed one ignores
+    world.submit(words(17, 4), 1)  # any answer brings the rest back
+    world.settle()
+    assert len(world.store.host) == 12
+    assert counter(world, "save_have") == (8 if arrived else 0)
+
+
 def test_unsaved_blocks_are_offered_again_when_the_store_comes_back() -> None:
     world = stored(save_batch=3)
     world.kill_store()
