@@ -13,6 +13,9 @@ from kernels.reference.step import Chunk, DecodeGroup
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
+SPLIT_SQUARE = 256
+"""Tokens from which on a causal square is cut in two."""
+
 
 class Attention:
     """Owns the buffer that pieces of blocks are gathered into: every layer uses it again."""
@@ -33,7 +36,7 @@ class Attention:
         torch.index_select(kv.pieces, 0, (pieces + layer * kv.piece_step).flatten(), out=out)
         k, v = out.float().view(2, *pieces.shape[1:-1], -1)
         dim, slots = kv.layout.head_dim_k, kv.layout.block_tokens
-        return k.unflatten(-1, (-1, dim, slots)), v.unflatten(-1, (-1, dim))
+        return torch.unflatten(k, -1, (-1, dim, slots)), torch.unflatten(v, -1, (-1, dim))
 
     def decode(self, q: torch.Tensor, kv: PagedKV, layer: int, group: DecodeGroup, scale: float) -> torch.Tensor:
         """One token of each row over all of its sequence: [rows, heads, dim] -> [rows, heads, dim]."""
@@ -41,7 +44,7 @@ class Attention:
         row, slot = group.unwritten
         if len(row):
             v[row, :, slot] = 0.0  # 0 * NaN is NaN: what was never written must not be multiplied
-        q = (q * scale).unflatten(1, (k.shape[1], 1, -1))  # [rows, kv_heads, 1, per_kv, dim]
+        q = torch.unflatten(q * scale, 1, (k.shape[1], 1, -1))  # [rows, kv_heads, 1, per_kv, dim]
         scores = torch.matmul(q, k).transpose(2, 3).flatten(3)  # [rows, kv_heads, per_kv, width * slots]
         weights = scores.masked_fill_(group.masked, -torch.inf).softmax(-1)
         return torch.matmul(weights, v).flatten(1, 2)
@@ -53,17 +56,43 @@ class Attention:
         # contiguous() first: flash reads rows of a head, and of a single block flatten() alone would be a view.
         k = k.transpose(-1, -2).contiguous().flatten(1, 2)[:, : span.end]  # [kv_heads, end, dim]
         v = v[:, : span.end]
-        kv_heads, _, dim = k.shape
         q = q.transpose(0, 1).contiguous()  # [heads, count, dim]; heads of one KV head are neighbours
-        per_kv = q.shape[0] // kv_heads
-        own_k, own_v = (x[:, span.start :].repeat_interleave(per_kv, 0) for x in (k, v))
-        out: torch.Tensor
-        out, lse = _flash(q[None], own_k[None], own_v[None], 0.0, True, scale=scale)
-        out, lse = out[0], lse.view(-1, span.count)
+        part = _causal(q, k[:, span.start :], v[:, span.start :], scale)
         if span.start:
-            folded = q.view(1, kv_heads, per_kv * span.count, dim)  # nothing is masked, so heads may share a matrix
-            past, past_lse = _flash(folded, k[None, :, : span.start], v[None, :, : span.start], 0.0, False, scale=scale)
-            # Softmax over both parts: each part's weight is the sigmoid of the difference of the log-sum-exps.
-            past_weight = torch.sigmoid(past_lse.reshape(-1, span.count) - lse)
-            out = torch.lerp(out, past.reshape(-1, span.count, dim), past_weight[:, :, None])
-        return out.transpose(0, 1)
+            part = _joined(part, _full(q, k[:, : span.start], v[:, : span.start], scale))
+        return part[0].transpose(0, 1)
+
+
+Part = tuple[torch.Tensor, torch.Tensor]
+"""Attention over some positions: output [heads, count, dim] and log-sum-exp of its scores [heads, count]."""
+
+
+def _full(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Part:
+    """Every token of q [heads, count, dim] over every position of k and v [kv_heads, n, dim]."""
+    # Nothing is masked, so the heads that share a KV head may be one matrix.
+    folded = q.reshape(1, len(k), -1, q.shape[-1])
+    out, lse = _flash(folded, k[None], v[None], 0.0, False, scale=scale)
+    return out.reshape(q.shape), lse.reshape(q.shape[:2])
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Part:
+    """Token i of q over positions 0..i of as many; a long square as two half as long and the rectangle between.
+
+    The rectangle runs at twice the square's rate (no mask, larger products): a quarter less time at 512.
+    """
+    heads, count, dim = q.shape
+    k_all, v_all = (x.repeat_interleave(heads // len(k), 0) for x in (k, v))
+    squares = 2 if count >= SPLIT_SQUARE and count % 2 == 0 else 1
+    q_parts, k_parts, v_parts = (x.view(heads, squares, -1, dim) for x in (q, k_all, v_all))
+    out, lse = _flash(q_parts, k_parts, v_parts, 0.0, True, scale=scale)
+    if squares == 1:
+        return out[:, 0], lse[:, 0]
+    half = count // 2
+    later = _joined((out[:, 1], lse[:, 1]), _full(q[:, half:], k[:, :half], v[:, :half], scale))
+    return torch.cat((out[:, 0], later[0]), 1), torch.cat((lse[:, 0], later[1]), 1)
+
+
+def _joined(one: Part, other: Part) -> Part:
+    """Softmax over the positions of both: each weighs as the sigmoid of the difference of the log-sum-exps."""
+    weight = torch.sigmoid(other[1] - one[1])
+    return torch.lerp(one[0], other[0], weight[:, :, None]), torch.logaddexp(one[1], other[1])

@@ -93,7 +93,9 @@ def test_padding_of_a_group_repeats_a_block_that_may_itself_be_partly_unwritten(
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_real_head_sizes_and_long_prefixes(head_dim: int) -> None:
-    check_step(KVLayout(1, 2, head_dim, head_dim, "fp32", 32), 3, [(300, 1), (257, 40), (0, 130)], seed=1)
+    check_step(
+        KVLayout(1, 2, head_dim, head_dim, "fp32", 32), 3, [(300, 1), (257, 40), (0, 130), (70, 256), (0, 301)], seed=1
+    )
 
 
 def test_scores_of_any_size_do_not_overflow() -> None:
