@@ -220,7 +220,7 @@ class Loader:
         """The cache was cleared: what was looked up before is not wanted any more."""
         for load in list(self._asked.values()):
             self.drop(now, load.request)
-        for load in list(self._leased.values()):
+        for load in self._begun():
             load.cleared = True
             load.end = min(load.end, load.sent)
             self._desk.counters.loads_dropped += 1
@@ -241,12 +241,18 @@ class Loader:
 
     def worker_down(self, now: float) -> None:
         """The pool is gone, and the copies into it."""
+        begun = self._begun()
         self._copying.clear()
-        for load in list(self._leased.values()):
+        for load in begun:
             load.copying = 0
             self.drop(now, load.request)
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _begun(self) -> list[Load]:
+        """Loads that have blocks: leased ones, and those whose store is gone but whose copies are out."""
+        copying = [load for load, _, _ in self._copying.values()]
+        return list(dict.fromkeys([*self._leased.values(), *copying]))
 
     def _unask(self, ticket: int) -> Load | None:
         load = self._asked.pop(ticket, None)

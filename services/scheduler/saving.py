@@ -183,12 +183,15 @@ class Saver:
             self._missed = self._missed or bool(grants)
             self._give_back(grants)  # no effect on those that the Commit did reach
             return
+        refused = list[Grant]()
         for grant, status in zip(grants, committed.status, strict=False):
             if status == COMMIT_DONE:
                 self._desk.counters.save_committed += 1
                 self._mark(grant.offer)
             else:
                 self._desk.counters.save_refused += 1
+                refused.append(grant)
+        self._give_back(refused)
 
     def expire(self, kind: str, ticket: int) -> None:
         """A timer of kind reserve or commit."""

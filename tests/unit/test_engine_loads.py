@@ -227,6 +227,23 @@ def test_a_store_that_dies_in_a_load_leaves_what_was_copied() -> None:
     assert by_tier(world, id)["disk"] == 8
 
 
+@pytest.mark.parametrize("then", ["worker", "clear"])
+def test_a_load_survives_the_loss_of_its_store_and_then_more(then: str) -> None:
+    world = stored()
+    prompt = warm(world)
+    id = world.submit(prompt, 2)
+    world.answer_ask()
+    assert world.transfers
+    world.kill_store()
+    if then == "worker":
+        world.kill_worker()
+        world.start_worker()
+    else:
+        world.clear()
+    world.settle()
+    assert cached_tokens(world, id) == 0
+
+
 def test_a_load_without_room_gives_its_lease_back_and_asks_again() -> None:
     world = World(Settings(step_tokens=64), blocks=12, block_tokens=4, store=True)
     prompt = warm(world)
