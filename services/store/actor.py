@@ -97,6 +97,7 @@ class Store(Actor):
         left = self.opened.catalog.behind.length
         if left:
             self.log.warning("drain_left_dirty", blocks=left)
+        await self.stager.stop()
         await self.lane.close()
         self.opened.arena.close()
 

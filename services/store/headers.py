@@ -54,6 +54,12 @@ class Headers:
             for extent in range(geometry.extents)
             for at in (PAGE + extent * EXTENT_BYTES,)
         ]
+        self._span = geometry.slot_span
+        self._starts = [geometry.extent_start(extent) for extent in range(geometry.extents)]
+        self._payloads = [self._payload_start(extent) for extent in range(geometry.extents)]
+
+    def _payload_start(self, extent: int) -> int:
+        return self._starts[extent] + aligned(self.count(extent) * RECORD.itemsize)
 
     # --- words of the superblock -----------------------------------------------------------------------------
 
@@ -88,6 +94,7 @@ class Headers:
         self._bytes[at + 8 : at + EXTENT.size] = record[8:]
         self._words[at // 8] = stride
         self.strides[extent] = stride
+        self._payloads[extent] = self._payload_start(extent)
         return count
 
     def count(self, extent: int) -> int:
@@ -96,14 +103,12 @@ class Headers:
 
     def offset(self, slot: int) -> int:
         """Byte offset in the file of a slot's payload; a multiple of 4 KiB."""
-        extent, index = divmod(slot, self.geometry.slot_span)
-        stride = self.strides[extent]
-        table = aligned(self.geometry.slots(stride) * RECORD.itemsize)
-        return self.geometry.extent_start(extent) + table + index * stride
+        extent, index = divmod(slot, self._span)
+        return self._payloads[extent] + index * self.strides[extent]
 
     def _record(self, slot: int) -> int:
-        extent, index = divmod(slot, self.geometry.slot_span)
-        return self.geometry.extent_start(extent) + index * RECORD.itemsize
+        extent, index = divmod(slot, self._span)
+        return self._starts[extent] + index * RECORD.itemsize
 
     # --- one header ------------------------------------------------------------------------------------------
 

@@ -53,6 +53,12 @@ class Stager:
             self._send.send_nowait(batch)
         self.pending += len(orders)
 
+    async def stop(self) -> None:
+        """Begins no more reads, and returns once none is under way: the disk tier may be closed."""
+        self.disk = None
+        for _ in range(READERS):
+            await self._limiter.acquire_on_behalf_of(object())
+
     async def run(self) -> None:
         """Reads for ever."""
         async with trio.open_nursery() as nursery:
@@ -65,7 +71,8 @@ class Stager:
             outcomes = dict.fromkeys(batch, _Outcome(False, lost=False))
             disk = self.disk
             if wanted and disk is not None:
-                read = await trio.to_thread.run_sync(self._read, disk, wanted, limiter=self._limiter)
+                async with self._limiter:
+                    read = await trio.to_thread.run_sync(self._read, disk, wanted)
                 outcomes.update(zip(wanted, read, strict=True))
             self.pending -= len(batch)
             for order, outcome in outcomes.items():

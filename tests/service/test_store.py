@@ -6,6 +6,8 @@ import pytest
 import trio
 
 from services.store.actor import Store
+from services.store.disk_errors import IndexDamaged
+from services.store.integrity import check_integrity
 from shared.config import FaultsConfig
 from shared.messages.base import pack_u32, unpack_u32, unpack_u64
 from shared.messages.store import (
@@ -204,6 +206,32 @@ async def test_w23_a_lease_released_during_its_read_gives_its_slots_back_only_af
         await one.until(lambda facts: facts["tiers"]["host"]["staging"] == 0)
         assert await one.load(others) == (2, 0)
         assert sum(await one.load(chain)) == 4
+
+
+async def test_a06_reads_that_nobody_waits_for_any_more_leave_nothing_behind(places: Places) -> None:
+    chain = names(ROOT, 8)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.arena().unlink()
+    settings = config(faults=FaultsConfig(hooks={"store_in_load": "delay:0.01"}, max_host_blocks=12))
+    async with store(places, settings, incarnation=2) as one:
+        for attempt in range(100):
+            found = await one.look_up(chain[: 1 + attempt % 8])
+            one.peer.send(Release(lease=found.lease))
+        facts = await one.until(lambda facts: facts["tiers"]["host"]["staging"] == 0)
+        assert facts["leases"] == facts["pinned"] == 0
+        assert sum(await one.load(chain)) == 8
+
+
+async def test_f08_a_slow_disk_never_keeps_the_store_from_answering(places: Places) -> None:
+    chain = names(ROOT, 8)
+    async with store(places, config(faults=FaultsConfig(hooks={"store_before_data": "delay:2"}))) as one:
+        await one.save(ROOT, chain)
+        for _ in range(20):
+            assert await one.load(chain) == (8, 0)
+        assert (await one.facts())["tiers"]["host"]["dirty"] == 8, "all that happened within one slow write"
+        await one.all_on_disk()
 
 
 async def test_s04_a_disk_that_fails_to_deliver_ends_the_run_and_nothing_hangs(places: Places) -> None:
@@ -462,3 +490,27 @@ async def test_a_lost_index_is_rebuilt_from_the_footers_while_serving(places: Pl
     async with store(places, incarnation=2) as one:
         await one.until(lambda facts: facts["tiers"]["disk"]["state"] == "ready" and facts["blocks"] == 30)
         assert await one.load(chain) == (0, 30)
+
+
+async def test_an_index_found_damaged_in_service_is_rebuilt_and_nothing_is_lost(places: Places) -> None:
+    chains = [names(ROOT, 10, prompt=i) for i in range(6)]
+    settings = config(faults=FaultsConfig(max_host_blocks=20))
+    async with running(Store, places, settings) as actor, engine(places) as one:
+        for chain in chains:
+            await one.save(ROOT, chain)
+            await one.all_on_disk()
+        leased = await one.look_up(chains[0])
+        assert actor.lane.disk is not None
+        actor.lane.disk._note(IndexDamaged("a flipped bit"))
+        await one.until(lambda facts: facts["tiers"]["disk"]["rebuilds"] == 1)
+        await one.save(ROOT, names(ROOT, 5, prompt=9))
+        one.peer.send(Release(lease=leased.lease))
+        facts = await one.until(lambda facts: facts["tiers"]["disk"]["state"] == "ready")
+        assert facts["tiers"]["disk"]["held"] == 60
+        facts = await one.all_on_disk()
+        assert facts["tiers"]["disk"]["held"] == facts["tiers"]["disk"]["used"] == 65
+        for chain in chains:
+            assert sum(await one.load(chain)) == 10
+        assert actor.opened.catalog is not None
+        await one.until(lambda facts: facts["pinned"] == 0)
+        check_integrity(actor.opened.catalog)
