@@ -61,6 +61,8 @@ class SchedulerConfig(Section, frozen=True):
     """How long a finished request can still be attached to, and its id stays known."""
     grace_s: float = 60.0
     """How long a request without an attached client goes on."""
+    store_wait_s: float = 2.0
+    """How long a started scheduler waits for the store before it computes what the store may hold."""
     lookup_s: float = 0.05
     load_s: float = 5.0
     """Upper bound of one request's wait on the store."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ops.cli.exits import FAULT, INTERRUPTED, NO_STACK, OK
+from ops.cli.logs import quiet_logs
 from ops.cli.serve import check_platform
 from ops.client import RequestRejected, ServiceAway
 from ops.demo.room import shortages
@@ -36,7 +37,8 @@ def show(rows: list[Row], console: Console) -> None:
 
 def main() -> int:
     """Runs the demo on a home of its own, which is removed at the end whatever happens."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    quiet_logs()
     check_platform()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     home = default_home()

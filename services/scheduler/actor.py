@@ -74,6 +74,7 @@ class Scheduler(Actor):
         self._outgoing: list[Effect | Reply | Plan] = []
         self._woken = trio.Event()
         self._retry_at = 0.0
+        self._store_by = self.clock.now() + config.scheduler.store_wait_s if config.kv.prefix_cache else 0.0
         self._check_at: float | None = None
         self._unchecked = False
         self._draining = False
@@ -129,7 +130,8 @@ class Scheduler(Actor):
             self._turn()
 
     def _seconds_until_turn(self) -> float:
-        due = [at for at in (self.core.next_deadline(), self._check_at, self._retry_at or None) if at is not None]
+        times = (self.core.next_deadline(), self._check_at, self._retry_at or None, self._store_by or None)
+        due = [at for at in times if at is not None]
         return max(0.0, min(due) - self.clock.now()) if due else float("inf")
 
     def _turn(self) -> None:
@@ -140,7 +142,8 @@ class Scheduler(Actor):
             self._outgoing += self.core.take_effects()
         if (deadline := self.core.next_deadline()) is not None and deadline <= now:
             self.core.tick(now)
-        plan = self.core.next_plan(now) if self.worker.ready and not self.durable.reason else None
+        may_plan = self.worker.ready and not self.durable.reason and not self._awaits_store(now)
+        plan = self.core.next_plan(now) if may_plan else None
         self._outgoing += self.core.take_effects()
         if plan is not None:
             self._outgoing.append(plan)
@@ -152,6 +155,12 @@ class Scheduler(Actor):
             self._check_when_idle(now)
         else:
             self._retry_at = now + RETRY_JOURNAL_S
+
+    def _awaits_store(self, now: float) -> bool:
+        """Whether the store, started at the same time as we, may still come: its blocks are worth a short wait."""
+        if self._store_by and (self.store.opened or now >= self._store_by):
+            self._store_by = 0.0
+        return self._store_by > 0
 
     def _write(self) -> bool:
         records = [effect.record for effect in self._outgoing if isinstance(effect, Journal)]

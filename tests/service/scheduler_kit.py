@@ -34,7 +34,9 @@ from shared.testing import TestPeer, dialled, running
 
 B = 4
 M = TypeVar("M", bound=Message)
-CONFIG = Config(scheduler=SchedulerConfig(step_tokens=64, result_ttl_s=60.0), store=StoreConfig(), kv=KVConfig())
+CONFIG = Config(
+    scheduler=SchedulerConfig(step_tokens=64, result_ttl_s=60.0, store_wait_s=0.0), store=StoreConfig(), kv=KVConfig()
+)
 FACTS = KVFacts(
     fingerprint=b"f" * 32, block_tokens=B, block_bytes=256, blocks=32, kv_dtype="fp32", layers=1, kv_heads=1, head_dim=8
 )

@@ -150,7 +150,7 @@ async def test_a_deadline_of_the_engine_is_met_without_any_message(places: Place
 
 
 async def test_what_is_over_and_past_its_retention_is_forgotten_by_all(places: Places) -> None:
-    config = Config(scheduler=SchedulerConfig(result_ttl_s=0.05))
+    config = Config(scheduler=SchedulerConfig(result_ttl_s=0.05, store_wait_s=0.0))
     async with staged(places, config) as stage:
         detokenizer, tokenizer = await stage.detokenizer(), await stage.tokenizer()
         await submit(tokenizer, a_submit("a" * 32, PROMPT, deadline_s=0.01))

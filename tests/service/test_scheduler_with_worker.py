@@ -24,7 +24,7 @@ def config_of(blocks: int, *, step_tokens: int = 64, retract_every: int = 0, pol
         model=ModelConfig(source=f"toy:{SEED}"),
         kv=KVConfig(pool_bytes=blocks * BLOCK_BYTES),
         store=StoreConfig(host_bytes=1 << 20, disk_bytes=1 << 20),
-        scheduler=SchedulerConfig(step_tokens=step_tokens, policy=policy),
+        scheduler=SchedulerConfig(step_tokens=step_tokens, policy=policy, store_wait_s=0.0),
         faults=FaultsConfig(retract_every=retract_every, max_pool_blocks=blocks),
     )
 
