@@ -9,6 +9,7 @@ from shared.messages.store import (
     RESERVE_FULL,
     RESERVE_GRANTED,
     RESERVE_HAVE,
+    RESERVE_NO_PARENT,
     RESERVE_STALE,
     TIER_DISK,
     TIER_HOST,
@@ -154,17 +155,22 @@ class SimStore:
 
     def _reserve(self, message: Reserve) -> Reserved:
         status, slots, generations = bytearray(), [], []
-        for name in split_identities(message.identities):
+        granted = {slot.identity for slot in self.slots.values() if slot.state == "granted"}
+        parents = split_identities(message.parents)
+        for name, parent in zip(split_identities(message.identities), parents, strict=True):
             number = 0
             if message.epoch != self.epoch:
                 status.append(RESERVE_STALE)
-            elif name in self.host or name in self.disk:
+            elif name in self.host or name in self.disk or name in granted:
                 status.append(RESERVE_HAVE)
+            elif parent not in (message.root, *granted) and parent not in self.host and parent not in self.disk:
+                status.append(RESERVE_NO_PARENT)
             elif len(self.slots) >= self.capacity:
                 status.append(RESERVE_FULL)
             else:
                 number = self._new(Slot([0], 0, name, "granted"))
                 status.append(RESERVE_GRANTED)
+                granted.add(name)
             slots.append(number)
             generations.append(number * 7)
         return Reserved(

@@ -59,6 +59,8 @@ class Counters:
     save_have: int = 0
     save_full: int = 0
     save_stale: int = 0
+    save_orphaned: int = 0
+    """Blocks refused because the store had lost the block before them; their line is offered again."""
     save_committed: int = 0
     save_refused: int = 0
     save_failed: int = 0

@@ -4,6 +4,7 @@
        │ gone from the device      │ have: saved          │ copy failed: Abandon    │ refused: stays unsaved
        ▼ before its turn           ▼ full, stale          ▼                         ▼
     a counted loss              stays unsaved          stays unsaved             offered again to the next store
+                                   └ no parent: the whole line is offered again, once
 
 Who owns the host slot: the store until it grants, this engine from the grant to Commit or Abandon. A device block
 is pinned only while its copy is out: a store that hangs pins nothing (A07). Grants outlive the store's process
@@ -12,9 +13,9 @@ is pinned only while its copy is out: a store that hangs pins nothing (A07). Gra
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from services.scheduler.desk import Desk
+from services.scheduler.grants import Grant, Offer
 from services.scheduler.kv.manager import KVManager
 from services.scheduler.kv.sequence import CachedBlock
 from shared.messages.base import pack_u32, pack_u64, unpack_u32, unpack_u64
@@ -24,35 +25,13 @@ from shared.messages.store import (
     RESERVE_FULL,
     RESERVE_GRANTED,
     RESERVE_HAVE,
+    RESERVE_NO_PARENT,
     Abandon,
     Commit,
     Committed,
     Reserve,
     Reserved,
 )
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A device block to be saved; `pool` tells the pools of successive workers apart."""
-
-    root: bytes
-    cached: CachedBlock
-    pool: int
-
-
-@dataclass(eq=False)
-class Grant:
-    """A slot that is ours until it is committed or abandoned. `epoch`: the clear epoch that it was reserved in."""
-
-    offer: Offer
-    slot: int
-    offset: int
-    generation: int
-    incarnation: int
-    epoch: int
-    checksum: int = 0
-    void: bool = False
 
 
 class Saver:
@@ -71,6 +50,8 @@ class Saver:
         self._committing: dict[int, list[Grant]] = {}
         self._held: list[Grant] = []
         self._clearing = False
+        self._lines_pay = True
+        """Whether offering a whole line again is worth it: not since that was refused, until a save succeeds."""
         self._missed = False
         """Something went unanswered: when the store answers again, the tree is offered as a whole."""
 
@@ -147,7 +128,7 @@ class Saver:
                     counters.save_evicted += offer is not None
                     back.append((slots[i], generations[i]))
             elif offer is not None:
-                self._settle(offer, status)
+                self._settle(offer, status, full=RESERVE_FULL in reserved.status)
         self._abandon(reserved.incarnation, back)
         self._copy(granted)
         if self._missed:
@@ -187,6 +168,7 @@ class Saver:
         for grant, status in zip(grants, committed.status, strict=False):
             if status == COMMIT_DONE:
                 self._desk.counters.save_committed += 1
+                self._lines_pay = True
                 self._mark(grant.offer)
             else:
                 self._desk.counters.save_refused += 1
@@ -325,15 +307,32 @@ class Saver:
             if cached.identity not in busy:
                 self.offer(root, [cached])
 
-    def _settle(self, offer: Offer, status: int) -> None:
+    def _settle(self, offer: Offer, status: int, *, full: bool) -> None:
         counters = self._desk.counters
         if status == RESERVE_HAVE:
             counters.save_have += 1
             self._mark(offer)
         elif status == RESERVE_FULL:
             counters.save_full += 1
+            self._lines_pay = self._lines_pay and not offer.again
+        elif status == RESERVE_NO_PARENT:
+            counters.save_orphaned += 1
+            if not full:  # else its parent has just been refused, and we know why
+                self._offer_line(offer)
         else:
             counters.save_stale += 1
+
+    def _offer_line(self, orphan: Offer) -> None:
+        """The store has lost an ancestor of a block that it is thought to hold: offers the whole line once.
+
+        Not when that has just failed: a full store would be offered ever longer lines for each new block.
+        """
+        if orphan.again:
+            self._lines_pay = False
+        elif self._lines_pay and self.kv is not None and self._holds(orphan):
+            for cached in self.kv.lineage(orphan.root, orphan.cached.block):
+                self.kv.mark_saved(cached.block, cached.identity, saved=False)
+                self._offers[cached.identity] = Offer(orphan.root, cached, self._pool, again=True)
 
     def _holds(self, offer: Offer) -> bool:
         return (

@@ -42,7 +42,40 @@ def test_a_full_store_is_a_counter_and_no_error() -> None:
     world.store.capacity = 3
     world.submit(words(33), 2)
     world.settle()
-    assert (counter(world, "save_committed"), counter(world, "save_full")) == (3, 5)
+    assert (counter(world, "save_committed"), counter(world, "save_full")) == (3, 1)
+    assert (counter(world, "save_orphaned"), counter(world, "save_offered")) == (4, 8)
+
+
+def test_a_block_whose_ancestor_the_store_has_lost_is_saved_with_its_whole_line() -> None:
+    world = stored()
+    prompt = words(33)
+    world.submit(prompt, 1)
+    world.settle()
+    world.store.lose(2)
+    world.submit([*prompt, 1, 2, 3, 4], 1)
+    world.settle()
+    assert counter(world, "save_orphaned") == 0  # the store still has the direct parent of the new block
+    while world.store.host:
+        world.store.lose(0)
+    world.submit([*prompt, 1, 2, 3, 4, 5, 6, 7, 8], 1)
+    world.settle()
+    assert counter(world, "save_orphaned") == 1
+    assert len(world.store.host) == 10
+
+
+def test_a_full_store_is_not_offered_lines_for_ever() -> None:
+    world = stored()
+    prompt = words(33)
+    world.submit(prompt, 1)
+    world.settle()
+    while world.store.host:
+        world.store.lose(0)
+    world.store.capacity = 0
+    offered = counter(world, "save_offered")
+    world.submit(prompt, 40)
+    world.settle()
+    assert counter(world, "save_orphaned") > 5
+    assert counter(world, "save_offered") - offered <= 10 + 2 * 9
 
 
 def test_a_failed_copy_is_abandoned() -> None:

@@ -198,6 +198,14 @@ class KVManager:
             if block not in self._tree.saved
         ]
 
+    def lineage(self, root: bytes, block: int) -> list[CachedBlock]:
+        """A cached block of this root and all that stand before it, first to last."""
+        lineage, parent = list[CachedBlock](), root
+        for index, each in enumerate(self._tree.path(block)):
+            lineage.append(CachedBlock(index, each, self._tree.identity(each), parent))
+            parent = lineage[-1].identity
+        return lineage
+
     def forget_saved(self) -> None:
         """Takes every saved hint back: the store lost what it held."""
         self._tree.saved.clear()

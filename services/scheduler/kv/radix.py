@@ -106,6 +106,15 @@ class RadixTree:
                     yield space.root, index, block, name, parent
                     parent = name
 
+    def path(self, block: int) -> list[int]:
+        """Blocks from the first of the namespace down to `block`, which the tree owns, inclusive."""
+        node: Node | None = self._homes[block]
+        assert node is not None
+        parts = [node.blocks[: node.blocks.index(block) + 1]]
+        while (node := node.parent) is not None:
+            parts.append(node.blocks)
+        return [each for part in reversed(parts) for each in part]
+
     # --- growing ------------------------------------------------------------------------------------------------
 
     def insert(self, node: Node, run: bytes, blocks: list[int], *, saved: bool = False) -> tuple[Node, list[int], int]:
