@@ -278,14 +278,14 @@ class Blocks:
         Leaves, or blocks that the host holds too (which become dirty there, not to be written again).
         """
         gone: list[bytes] = []
-        while len(gone) < count:
-            order, children, host = self.entries.disk_order, self.entries.children, self.entries.host
-            victim = next((e for e in order.from_oldest(DISK) if not children[e] or host[e] != NONE), NONE)
-            if victim == NONE or self.entries.tick[victim] >= older_than:
+        entries = self.entries
+        for entry in entries.disk_order.from_oldest(DISK):  # one pass: a child is met before its parent
+            if len(gone) == count or entries.tick[entry] >= older_than:
                 break
-            gone.append(self.entries.identity(victim))
-            self.counters.disk_evictions += 1
-            self.drop_disk(victim)
+            if not entries.children[entry] or entries.host[entry] != NONE:
+                gone.append(entries.identity(entry))
+                self.counters.disk_evictions += 1
+                self.drop_disk(entry)
         return gone
 
     def set_clean(self, entry: int) -> None:

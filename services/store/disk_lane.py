@@ -28,7 +28,7 @@ BATCH_BYTES = 8 << 20
 REST_S = 1.0
 SYNC_S = 1.0
 SLACK = 64
-"""A full disk makes room for one batch and a 64th of itself, so that eviction is not a transaction a block."""
+"""A full disk makes room for one batch and up to a 64th of itself, so that eviction is not a transaction a block."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ class DiskLane:
         room = await self._in_thread(disk.room, length)
         missing = len(batch) - room
         if missing > 0:
-            slack = disk.statistics().blocks // SLACK
+            slack = min(BATCH_BLOCKS, disk.statistics().blocks // SLACK)
             newest = max(order.recency for order in batch)
             victims = self._catalog.blocks.evict_disk(missing + slack, older_than=newest)
             await self._delete(disk, victims)

@@ -76,7 +76,9 @@ class LookupCounters:
     lookups: int = 0
     asked: int = 0
     host_hits: int = 0
+    host_hit_bytes: int = 0
     disk_hits: int = 0
+    disk_hit_bytes: int = 0
     no_room: int = 0
     staged: int = 0
     staged_bytes: int = 0
@@ -144,10 +146,17 @@ class Leases:
         self._advance(lease)
         if lease.told < len(run):
             self._incomplete.add(lease.number)
-        from_disk = sum(place.from_disk for place in places)
-        self.counters.disk_hits += from_disk
-        self.counters.host_hits += len(places) - from_disk
+        self._count_hits(run, places)
         return Found(lease, places, orders)
+
+    def _count_hits(self, run: "array[int]", places: list[BlockPlace]) -> None:
+        lengths = self._blocks.entries.length
+        from_disk = sum(place.from_disk for place in places)
+        disk_bytes = sum(lengths[entry] for entry, place in zip(run, places, strict=True) if place.from_disk)
+        self.counters.disk_hits += from_disk
+        self.counters.disk_hit_bytes += disk_bytes
+        self.counters.host_hits += len(places) - from_disk
+        self.counters.host_hit_bytes += sum(lengths[entry] for entry in run) - disk_bytes
 
     def _adopt(self, entry: int, parent: int) -> None:
         """An orphan whose parent is back is linked again; its own header says who that is, not the caller."""

@@ -36,6 +36,7 @@ def snapshot(opened: Opened, lane: DiskLane, arena_trouble: str) -> dict[str, An
                 "granted": facts.granted,
                 "staging": facts.staging,
                 "hits": found.host_hits,
+                "hit_bytes": found.host_hit_bytes,
                 "evictions": facts.counters.host_evictions,
                 "losses": facts.counters.host_losses,
                 "lost_bytes": facts.counters.host_lost_bytes,
@@ -47,6 +48,7 @@ def snapshot(opened: Opened, lane: DiskLane, arena_trouble: str) -> dict[str, An
             | {
                 "held": facts.on_disk,
                 "hits": found.disk_hits,
+                "hit_bytes": found.disk_hit_bytes,
                 "staged": found.staged,
                 "staged_bytes": found.staged_bytes,
                 "stage_failures": found.stage_failures,

@@ -1,4 +1,5 @@
 import os
+import random
 import shutil
 import stat
 
@@ -468,6 +469,51 @@ async def test_two_engines_with_other_slot_sizes_share_the_arena(places: Places)
         assert await small.load(names(ROOT, 10, prompt=39)) == (10, 0)
         facts = await small.facts()
         assert set(facts["tiers"]["host"]["extents_by_slot_bytes"]) == {"8192", "102400"}
+
+
+@pytest.mark.parametrize("what", ["half", "random", "link", "directory"])
+async def test_p29_whatever_lies_at_the_arena_s_name_the_store_starts_and_says_so(places: Places, what: str) -> None:
+    chain, arena = names(ROOT, 4), places.arena()
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    if what == "half":
+        os.truncate(arena, os.stat(arena).st_size // 2)
+    elif what == "random":
+        arena.write_bytes(random.Random(1).randbytes(MIB))
+    else:
+        arena.unlink()
+        if what == "link":
+            arena.symlink_to("/dev/null")
+        else:
+            arena.mkdir()
+    try:
+        async with store(places, incarnation=2) as one:
+            assert await one.load(chain) == (0, 4)
+            assert await one.load(chain) == (4, 0)
+            facts = await one.facts()
+            assert any(str(arena) in note for note in facts["notes"])
+            beside = what in ("link", "directory")
+            assert facts["tiers"]["host"]["path"] == str(places.store / "arena" if beside else arena)
+    finally:
+        if what == "directory":
+            arena.rmdir()
+
+
+async def test_o07_each_hit_belongs_to_one_tier_in_blocks_and_bytes(places: Places) -> None:
+    chain = names(ROOT, 6)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.arena().unlink()
+    async with store(places, incarnation=2) as one:
+        await one.load(chain[:2])
+        await one.load([*chain, names(ROOT, 1, prompt=5)[0]])
+        facts = await one.facts()
+        host, disk = facts["tiers"]["host"], facts["tiers"]["disk"]
+        assert (host["hits"], disk["hits"], facts["misses"]) == (2, 6, 1)
+        assert (host["hit_bytes"], disk["hit_bytes"]) == (2 * SLOT, 6 * SLOT)
+        assert host["hits"] + disk["hits"] + facts["misses"] == facts["looked_up"]
 
 
 async def test_notices_that_its_arena_was_removed(places: Places) -> None:
