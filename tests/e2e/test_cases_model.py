@@ -125,7 +125,7 @@ def hits(result: Result) -> int:
 
 @dataclass
 class Oracle:
-    """Results without any cache, one request at a time; the texts in two passes."""
+    """Results without any cache, one request at a time; the texts in a second pass, all at once, too."""
 
     texts: list[list[Result]] = field(default_factory=list)
     tails: list[Result] = field(default_factory=list)
@@ -139,8 +139,8 @@ def oracle(models: dict[str, Path]) -> Oracle:
     async def ask_all(made: Watched) -> None:
         await made.start()
         async with client_of(made) as client:
-            for _ in range(2):
-                made_of.texts.append([await answer(client, text, 64) for text in texts()])
+            made_of.texts.append([await answer(client, text, 64) for text in texts()])
+            made_of.texts.append(await at_once(client, texts(), 64))
             made_of.tails = [await answer(client, ids, 8) for ids in tails()]
             made_of.mixed = [await answer(client, ids, 40) for ids in mixed()]
         pool = (await settled(made))["pool"]

@@ -4,12 +4,14 @@ import json
 import os
 import random
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
+from ops.cli.exits import NO_STACK
 from ops.client import RequestRejected, Result, new_id
 from ops.stream import joined
 from shared.messages.base import pack_u32
@@ -130,6 +132,15 @@ async def test_a04_several_choices_are_refused_and_a_closed_stream_leaves_nothin
         assert not client.streams
         async with watching(made, "detokenizer") as detokenizer:
             assert (await detokenizer())["live"] == 0
+
+
+async def test_i03_a_second_stack_on_one_home_is_refused_and_changes_nothing(made: Watched) -> None:
+    command = [sys.executable, "-m", "ops.cli", "serve"]
+    second = await trio.run_process(command, env=made.environ, capture_stderr=True, check=False)
+    assert second.returncode == NO_STACK
+    assert b"is taken by process" in second.stderr
+    async with client_of(made) as client:
+        assert (await ask(client, [1, 2, 3], 3)).ids == oracle([1, 2, 3], 3)
 
 
 # --- streams --------------------------------------------------------------------------------------------------------
