@@ -1,9 +1,9 @@
 """Who is served next: the waiting queue, its two orders, and ageing so that nobody starves.
 
 A request that does not fit is stepped over, so that it never holds up smaller ones (S02). Each time a younger one
-is admitted past it, it ages; at `max_bypass` it is served before all others, and when it does not fit nobody
-behind it is admitted: the running ones end, and the room is its own. Both orders share this rule, so longest
-prefix match can't starve a request without a prefix either.
+is admitted past it, it ages; at `max_bypass` it is served before all others, and while it does not fit its room is
+kept: younger ones pass only as far as they leave it (`Residence.leaves_room`). Both orders share this rule, so
+longest prefix match can't starve a request without a prefix either.
 """
 
 from bisect import bisect_left, insort

@@ -3,6 +3,8 @@
 Room is given by these rules:
 - admission takes the blocks of the whole sequence so far, all or none, and leaves one block for each running
   request, so that a newcomer is not retracted by the next decode step;
+- while an aged request waits for room, younger ones may together grow only as large as leaves its room free: when
+  those older than it have ended, it fits;
 - a decode that finds no block evicts cached leaves first (`KVManager.grow`), then the newest request gives way,
   down to itself: the oldest one always goes on, so everything ends;
 - what lacks only because copies hold it is waited for.
@@ -83,6 +85,17 @@ class Residence:
         fits = self._has_room_for(request, seq)
         self.kv.close(seq, request.tokens, 0)
         return fits
+
+    def leaves_room(self, request: Request, aged: Request) -> bool:
+        """Whether `request` may pass one that has aged: with it, all that is younger, grown to its limit, leaves
+        the blocks that the aged one needs.
+        """
+        assert self.kv is not None
+        if request.key < aged.key:
+            return True
+        younger = [other for other in self.running.values() if other.key > aged.key]
+        most = sum(self.kv.blocks_for(other.limit) for other in [*younger, request])
+        return most + self.kv.blocks_for(len(aged.tokens)) + len(self.running) + 1 <= self.kv.total
 
     def names(self, request: Request, count: int) -> list[bytes]:
         """Identities of its first `count` blocks."""

@@ -108,19 +108,19 @@ class Steps:
                 return
 
     def _admit(self, now: float, batch: Batch) -> None:
-        def cached(request: Request) -> int:
-            return self._home.cached_blocks(request)
-
-        for request in self._waiting.candidates(cached):
+        kept_for: Request | None = None
+        for request in self._waiting.candidates(self._home.cached_blocks):
             if len(self._home.running) >= self._desk.settings.max_running:
                 return
-            if self._consider(now, request, batch) and self._waiting.aged(request):
-                return
+            if kept_for is not None and not self._home.leaves_room(request, kept_for):
+                continue
+            if self._consider(now, request, batch) and kept_for is None and self._waiting.aged(request):
+                kept_for = request
 
     def _consider(self, now: float, request: Request, batch: Batch) -> bool:
         """Admits a request, or looks its prefix up, or lets it wait.
 
-        True when it waits for room or for a lookup, so that an aged one keeps others from taking that room.
+        True when it waits for room or for a lookup: room is kept for an aged one then.
         """
         home = self._home
         if request.load is not None:

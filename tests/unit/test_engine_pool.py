@@ -124,6 +124,29 @@ def test_s02_endless_small_requests_do_not_starve_a_large_one(policy: str) -> No
     world.settle()
 
 
+def test_s02_small_requests_flow_past_a_large_one_whose_room_is_kept() -> None:
+    world = World(Settings(step_tokens=64, max_bypass=3), blocks=40, block_tokens=4)
+    long = world.submit(words(80), 60)
+    world.step()
+    large = world.submit(words(76, 1), 2)  # 19 blocks; the long one holds 20 and more
+    small = 0
+    while world.sent[long].finish is None:
+        while len(world.live()) < 5:
+            world.submit(words(3, small), 2)
+            small += 1
+        assert world.turn()
+        assert not world.sent[large].tokens
+    assert small > 30
+    before = small
+    while world.sent[large].finish is None:
+        while len(world.live()) < 4:
+            world.submit(words(3, small), 2)
+            small += 1
+        assert world.turn()
+    assert small - before < 10
+    world.settle()
+
+
 def test_lpm_serves_the_longest_cached_prefix_first_but_lets_nobody_starve() -> None:
     settings = Settings(step_tokens=16, max_running=1, policy="lpm", max_bypass=5)
     world = World(settings, blocks=40, block_tokens=4)
