@@ -111,7 +111,7 @@ class ModelRunner:
         """Feeds all rows, already `checked`, as one ragged batch; see `Runner.step`."""
         batch = make_batch([(row.start, _ids(row.ids), _ids(row.blocks), row.sample is not None) for row in rows])
         result = self._decoder.forward(batch, self._paged(pool))
-        healthy = _finite_spans(result.health, [span.count for span in batch.spans])
+        healthy = _finite_spans(result.health, [span.first for span in batch.spans])
         logits = result.logits.numpy()
         sane = np.isfinite(result.logits.sum(-1).numpy())
         outputs: list[RowOutput] = []
@@ -140,7 +140,6 @@ def _ids(packed: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(packed, "<u4").astype(np.int64))
 
 
-def _finite_spans(health: torch.Tensor, counts: Sequence[int]) -> list[bool]:
-    """Whether each span's tokens are all healthy."""
-    sums = torch.stack([part.sum() for part in torch.split(health, list(counts))])
-    return [bool(x) for x in torch.isfinite(sums)]
+def _finite_spans(health: torch.Tensor, firsts: Sequence[int]) -> list[bool]:
+    """Whether each span's tokens are all healthy; `firsts`: index of each span's first token."""
+    return [bool(x) for x in np.isfinite(np.add.reduceat(health.numpy(), firsts))]
