@@ -89,7 +89,7 @@ def test_rope_at_far_positions_and_of_a_part_of_the_head(dims: int, head_dim: in
 
 def test_an_unknown_backend_is_refused_by_name() -> None:
     assert choose_backend("reference", 1).name == "reference"
-    with pytest.raises(ConfigError, match="model.backend 'cuda' is unknown; known are reference"):
+    with pytest.raises(ConfigError, match=r"model\.backend 'cuda' is unknown; known are reference"):
         choose_backend("cuda", 1)
 
 
