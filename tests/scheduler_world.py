@@ -69,6 +69,7 @@ class World:
         self.worker: SimWorker | None = None
         self.mute = False
         """A store that gets questions and never answers."""
+        self.clearing = False
         self.engine = Engine(self.settings, KEY)
         self._numbers = 0
         if worker:
@@ -240,11 +241,17 @@ class World:
             self.call("staged", self.now, staged)
 
     def clear(self, *, answered: bool = True) -> None:
+        self.begin_clear()
+        self.end_clear(answered=answered)
+
+    def begin_clear(self) -> None:
+        self.clearing = True
         self.call("clear", self.now, None)
-        if self.store_up:
-            self.call("cleared", self.now, self.store.clear() if answered else None)
-        else:
-            self.call("cleared", self.now, None)
+
+    def end_clear(self, *, answered: bool = True) -> None:
+        """The store has cleared, or could not be asked."""
+        self.clearing = False
+        self.call("cleared", self.now, self.store.clear() if answered and self.store_up else None)
 
     # --- scheduler --------------------------------------------------------------------------------------------
 
@@ -254,7 +261,7 @@ class World:
             self.engine.result(self.now, self.worker.run(self.plan))  # effects are never carried out
         self.engine = Engine(self.settings, KEY)
         self.log, self.effects = [], []
-        self.plan, self.transfers, self.asks = None, [], []
+        self.plan, self.transfers, self.asks, self.clearing = None, [], [], False
         for sent in self.sent.values():
             sent.stop_at = None if sent.finish is None else sent.stop_at
         self.call("restore", self.now, tuple(self.journal))
@@ -291,6 +298,8 @@ class World:
 
     def settle(self, limit: int = 20_000) -> None:
         """Leaves everything alone until nothing happens any more: then every request has ended."""
+        if self.clearing:
+            self.end_clear()
         for _ in range(limit):
             if self.turn():
                 continue

@@ -162,7 +162,10 @@ class EngineMachine(RuleBasedStateMachine):
         elif what == "kill scheduler":
             world.restart_scheduler(lose_result=how)
         elif what == "clear":
-            world.clear(answered=how)
+            if world.clearing:
+                world.end_clear(answered=how)
+            else:
+                world.begin_clear()
         elif what == "spill":
             world.store.spill()
         elif what == "lose":
@@ -172,10 +175,14 @@ class EngineMachine(RuleBasedStateMachine):
         elif what in ("mute", "speak"):
             world.mute = what == "mute"
 
-    @precondition(lambda self: self.world.mute or self.world.worker is None or not self.world.store_up)
+    @precondition(
+        lambda self: self.world.mute or self.world.clearing or not (self.world.worker and self.world.store_up)
+    )
     @rule()
     def repair(self) -> None:
         self.world.mute = False
+        if self.world.clearing:
+            self.world.end_clear()
         if self.world.worker is None:
             self.world.start_worker()
         if not self.world.store_up:

@@ -23,7 +23,10 @@ def fault(world: World, random: Random) -> None:
     elif what == 2:
         world.restart_scheduler(lose_result=random.random() < 0.5)
     elif what == 3:
-        world.clear(answered=random.random() < 0.8)
+        if world.clearing:
+            world.end_clear(answered=random.random() < 0.8)
+        else:
+            world.begin_clear()
     elif what in (4, 5):
         world.store.spill()
     elif what == 6:

@@ -288,14 +288,15 @@ def test_the_detokenizer_gets_opening_news_and_end_by_index() -> None:
     assert world.engine.progress("unknown", 0) is None
 
 
-def test_a_recorded_event_log_replays_to_identical_effects() -> None:
-    world = walk(7, store=True)
+@pytest.mark.parametrize("seed", [7, 8, 9])
+def test_a_recorded_event_log_replays_to_identical_effects(seed: int) -> None:
+    world = walk(seed, store=True)
     other, effects = Engine(world.settings, KEY), []
     for name, arguments in world.log:
         answer = getattr(other, name)(*arguments)
         if name == "next_plan":
             effects += [*other.take_effects(), answer]
-    assert len(effects) > 500
+    assert len(effects) > 200
     assert effects == world.effects
     assert other.statistics() == world.engine.statistics()
 
