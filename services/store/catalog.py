@@ -102,9 +102,10 @@ class Catalog:
     def open_engine(self, owner: Owner, held: Sequence[tuple[int, int]]) -> list[bool]:
         """A scheduler says which grants its worker still holds, as (slot, generation); the rest are abandoned.
 
-        Returns per held grant whether it stands. Leases of the engine's earlier schedulers end.
+        Returns per held grant whether it stands. All leases of the engine end, those of this very scheduler too: it
+        opens again after it has lost the connection, and has written its leases off then.
         """
-        self.leases.release_owner(engine=owner[0], but=owner[1])
+        self.leases.release_engine(owner[0])
         number = engine_number(owner[0])
         kept = [self._grant_of(number, slot, generation) for slot, generation in held]
         keep = {slot for (slot, _), stands in zip(held, kept, strict=True) if stands}

@@ -311,13 +311,15 @@ class Leases:
         self._unpin(lease.entries)
         return True
 
-    def release_owner(self, owner: Owner | None = None, *, engine: str = "", but: int = 0) -> int:
-        """Gives back all leases of an owner, or of an engine's incarnations other than `but`; how many."""
-        numbers = [
-            number
-            for number, lease in self.open.items()
-            if lease.owner == owner or (owner is None and lease.owner[0] == engine and lease.owner[1] != but)
-        ]
+    def release_owner(self, owner: Owner) -> int:
+        """Gives back all leases of a scheduler that is no more; how many."""
+        return self._release_all([number for number, lease in self.open.items() if lease.owner == owner])
+
+    def release_engine(self, engine: str) -> int:
+        """Gives back all leases of an engine, whichever of its schedulers took them; how many."""
+        return self._release_all([number for number, lease in self.open.items() if lease.owner[0] == engine])
+
+    def _release_all(self, numbers: list[int]) -> int:
         for number in numbers:
             self.release(number)
         return len(numbers)

@@ -60,6 +60,9 @@ def _open_arena(places: Places, config: StoreConfig, log: Log, notes: list[str])
             log.warning("arena", note=note)
         if path is fallback:
             log.warning("arena_on_disk", path=str(path), note="the host tier is a file in the home: slower, and kept")
+        else:
+            with contextlib.suppress(OSError):  # of a start without another place; the disk tier has its blocks
+                fallback.unlink()
         notes += arena.notes
         return arena
     return None
@@ -99,7 +102,7 @@ def open_store(places: Places, config: Config, faults: Faults, log: Log) -> Open
     recovery = Recovery(catalog)
     recovery.expect(catalog.blocks.slots.used + (disk.statistics().blocks if disk is not None else 0))
     recovery.adopt_host()
-    opened.adopted["host"] = catalog.blocks.slots.used
+    opened.adopted["host"] = catalog.blocks.entries.live
     if disk is not None:
         try:
             disk.put_meta({"starts": (starts + 1).to_bytes(8, "little")})

@@ -343,6 +343,20 @@ async def test_grants_of_a_dead_scheduler_wait_for_the_next_and_its_leases_end(p
             assert await two.load(chain) == (3, 0)
 
 
+async def test_a07_a_scheduler_that_opens_again_has_no_leases_left(places: Places) -> None:
+    chain = names(ROOT, 4)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+        for _ in range(3):
+            await one.look_up(chain)
+        assert (await one.facts())["leases"] == 3
+        await one.open()
+        facts = await one.facts()
+        assert facts["leases"] == facts["pinned"] == 0
+        assert await one.load(chain) == (4, 0)
+
+
 async def test_w14_clear_reaches_every_tier_before_it_is_answered_and_refuses_what_is_under_way(places: Places) -> None:
     kept_root = root_of("other")
     chain, late, kept = names(ROOT, 5), names(ROOT, 2, prompt=1), names(kept_root, 3)
@@ -498,6 +512,10 @@ async def test_p29_whatever_lies_at_the_arena_s_name_the_store_starts_and_says_s
     finally:
         if what == "directory":
             arena.rmdir()
+    arena.unlink(missing_ok=True)
+    async with store(places, incarnation=3) as one:
+        assert one.opened.arena == str(arena)
+        assert not (places.store / "arena").exists()
 
 
 async def test_o07_each_hit_belongs_to_one_tier_in_blocks_and_bytes(places: Places) -> None:
