@@ -13,7 +13,7 @@ import msgspec
 
 from services.scheduler.counters import EngineStatistics
 from services.scheduler.desk import Desk, Store
-from services.scheduler.events import Advanced, Effect, Forgotten
+from services.scheduler.events import Advanced, Effect, Events, Forgotten
 from services.scheduler.kv.manager import KVManager
 from services.scheduler.limits import Refusal, hopeless, malformed, token_limit
 from services.scheduler.policy import WaitingQueue
@@ -39,7 +39,7 @@ from shared.messages.front import Cancelled, FinishReason, Rejected
 from shared.messages.store import Committed, EngineOpened, Found, OpenEngine, Reserved, Staged
 
 
-class Engine:
+class Engine(Events):
     """Implements `events.Events`, where each method is described. `key`: the home's identity key, 32 bytes."""
 
     def __init__(self, settings: Settings, key: bytes) -> None:
