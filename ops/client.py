@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from ops.stream import CANCEL_S, PAUSE_S, RequestRejected, Result, Stream
-from ops.waiting import Notice, ServiceAway, Watch
+from ops.waiting import Loading, Notice, ServiceAway, Watch
 from shared.messages.base import pack_u32
 from shared.messages.front import Cancel, Cancelled, ChatMessage, Chunk, Generate, Rejected, Sampling
 from shared.node import Node, on
@@ -35,11 +35,18 @@ def new_id() -> str:
 class Client(Node):
     """Connections to tokenizer and detokenizer, and the streams that run over them. Make one with `connected`."""
 
-    def __init__(self, places: Places, *, notice: Notice | None = None, recovery_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        places: Places,
+        *,
+        notice: Notice | None = None,
+        recovery_timeout_s: float = 30.0,
+        loading: Loading | None = None,
+    ) -> None:
         super().__init__("client", places, engine="client", incarnation=1 + secrets.randbits(52))
         self.tokenizer = self.dial("tokenizer")
         self.detokenizer = self.dial("detokenizer")
-        self.watch = Watch(places, notice, recovery_timeout_s)
+        self.watch = Watch(places, notice, recovery_timeout_s, loading)
         self.streams: dict[str, Stream] = {}
 
     def generate(
@@ -99,13 +106,18 @@ class Client(Node):
 
 @asynccontextmanager
 async def connected(
-    places: Places, *, notice: Notice | None = None, recovery_timeout_s: float = 30.0
+    places: Places,
+    *,
+    notice: Notice | None = None,
+    recovery_timeout_s: float = 30.0,
+    loading: Loading | None = None,
 ) -> AsyncIterator[Client]:
     """A client that dials the stack of `places`, also one that is not there yet.
 
-    `notice` is called with the names of the services waited for, within 5 s, and with () once answers flow again.
+    `notice` is called with the names of the services waited for, within 5 s, and with () once answers flow again;
+    `loading` how far a worker is that loads its model.
     """
-    client = Client(places, notice=notice, recovery_timeout_s=recovery_timeout_s)
+    client = Client(places, notice=notice, recovery_timeout_s=recovery_timeout_s, loading=loading)
     failure: Exception | None = None
     try:
         async with trio.open_nursery() as nursery:

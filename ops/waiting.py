@@ -15,6 +15,8 @@ QUIET_S = 1.5
 ANSWER_S = 1.5
 """A service that does not answer an `admin` within this time counts as away."""
 
+Loading = Callable[[str, float], None]
+"""Called while the worker that is waited for loads its model: what it does, and the share done (0 to 1)."""
 Notice = Callable[[tuple[str, ...]], None]
 """Called with the services that are away when that changes; with () when all are back."""
 
@@ -34,10 +36,13 @@ class Watch:
     Costs nothing while answers flow: nobody is asked before `QUIET_S` of silence.
     """
 
-    def __init__(self, places: Places, notice: Notice | None, recovery_timeout_s: float) -> None:
+    def __init__(
+        self, places: Places, notice: Notice | None, recovery_timeout_s: float, loading: Loading | None = None
+    ) -> None:
         self.places = places
         self.away: tuple[str, ...] = ()
         self._notice = notice
+        self._loading = loading
         self._recovery_timeout_s = recovery_timeout_s
         self._since = 0.0
         self._heard = time.monotonic()

@@ -9,6 +9,7 @@ import click
 import trio
 
 from ops.cli.exits import DEADLINE, FAULT, INTERRUPTED, NO_STACK, OK, fail
+from ops.cli.waiting_line import WaitingLine
 from ops.client import Client, ServiceAway, connected
 from ops.waiting import stack_runs
 from shared.config import Config, load_config
@@ -20,11 +21,6 @@ from shared.peers import ProtocolViolation, RequestFailed
 def say(text: str) -> None:
     """A line for people, on stderr."""
     click.echo(f"perdure: {text}", err=True)
-
-
-def notice(away: tuple[str, ...]) -> None:
-    """Says whom the command waits for."""
-    say(f"waiting for {', '.join(away)}" if away else "going on")
 
 
 class Interrupts:
@@ -66,10 +62,16 @@ def run_session(work: Work) -> None:
 async def _session(work: Work, config: Config, places: Places) -> int:
     timeout = config.supervise.recovery_timeout_s
     with trio.CancelScope() as scope:
-        async with connected(places, notice=notice, recovery_timeout_s=timeout) as client:
-            interrupts = Interrupts(scope)
-            await client.nursery.start(interrupts.listen)
-            return await work(client, interrupts)
+        waiting = WaitingLine()
+        try:
+            async with connected(
+                places, notice=waiting.notice, loading=waiting.loading, recovery_timeout_s=timeout
+            ) as client:
+                interrupts = Interrupts(scope)
+                await client.nursery.start(interrupts.listen)
+                return await work(client, interrupts)
+        finally:
+            waiting.end()
     return INTERRUPTED
 
 
