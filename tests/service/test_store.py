@@ -2,6 +2,10 @@ import os
 import random
 import shutil
 import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -34,6 +38,42 @@ from shared.testing import running
 from tests.service.store_kit import MIB, SLOT, Engine, config, engine, names, payload, root_of, store
 
 ROOT = root_of("model")
+
+
+class Hold(threading.Event):
+    """Set it to let the disk go on; `begun` is set by the first call that waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+
+@contextmanager
+def held_up(actor: Store, method: str) -> Iterator[Hold]:
+    """The disk tier's `save` or `load` does not begin until it is let go: a slow disk, without a clock."""
+    tier, hold = actor.lane.disk, Hold()
+    assert tier is not None
+    real = getattr(tier, method)
+
+    def slow(*args: Any) -> Any:
+        hold.begun.set()
+        hold.wait()
+        return real(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tier, method, slow)
+        try:
+            yield hold
+        finally:
+            hold.set()
+
+
+async def only_on_disk(places: Places, chain: list[bytes]) -> None:
+    """A stopped store whose disk holds `chain`, and whose arena is gone."""
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.arena().unlink()
 
 
 async def test_saves_and_serves_a_chain_with_its_very_bytes(places: Places) -> None:
@@ -169,42 +209,44 @@ async def test_a_prefix_larger_than_the_host_tier_is_served_as_far_as_there_is_r
 
 async def test_f05_two_leases_that_want_the_same_blocks_share_one_read(places: Places) -> None:
     chain = names(ROOT, 10)
-    async with store(places) as one:
-        await one.save(ROOT, chain)
-        await one.all_on_disk()
-    places.arena().unlink()
-    settings = config(faults=FaultsConfig(hooks={"store_in_load": "delay:0.3"}))
-    async with store(places, settings, incarnation=2) as one, engine(places, "e1") as other:
+    await only_on_disk(places, chain)
+    async with (
+        running(Store, places, config(), incarnation=2) as actor,
+        engine(places) as one,
+        engine(places, "e1") as other,
+    ):
         results = []
 
         async def load(who: Engine) -> None:
             results.append(await who.load(chain))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(load, one)
-            nursery.start_soon(load, other)
+        with held_up(actor, "load") as let_go:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(load, one)
+                nursery.start_soon(load, other)
+                await one.until(lambda facts: facts["leases"] == 2)
+                let_go.set()
         assert results == [(0, 10), (0, 10)]
         assert (await one.facts())["tiers"]["disk"]["staged"] == 10
 
 
 async def test_w23_a_lease_released_during_its_read_gives_its_slots_back_only_after_the_read(places: Places) -> None:
     chain, others = names(ROOT, 4), names(ROOT, 40, prompt=1)
-    async with store(places) as one:
-        await one.save(ROOT, chain)
-        await one.all_on_disk()
-    places.arena().unlink()
-    hooks = FaultsConfig(hooks={"store_in_load": "delay:0.5"}, max_host_blocks=6)
-    async with store(places, config(disk_bytes=64 * MIB, faults=hooks), incarnation=2) as one:
-        found = await one.look_up(chain)
-        assert found.tiers == bytes([TIER_DISK]) * 4
-        await one.until(lambda facts: facts["tiers"]["host"]["staging"] == 4)
-        one.peer.send(Release(lease=found.lease))
-        reserved = await one.reserve(ROOT, others)
-        assert reserved.status.count(RESERVE_GRANTED) == 2
-        offsets = unpack_u64(reserved.offsets)
-        sums = [one.write(offsets[i], others[i]) for i in range(2)]
-        await one.commit(reserved, sums)
-        await one.until(lambda facts: facts["tiers"]["host"]["staging"] == 0)
+    await only_on_disk(places, chain)
+    settings = config(faults=FaultsConfig(max_host_blocks=6))
+    async with running(Store, places, settings, incarnation=2) as actor, engine(places) as one:
+        with held_up(actor, "load") as let_go:
+            found = await one.look_up(chain)
+            assert found.tiers == bytes([TIER_DISK]) * 4
+            await trio.to_thread.run_sync(let_go.begun.wait)
+            one.peer.send(Release(lease=found.lease))
+            reserved = await one.reserve(ROOT, others)
+            assert reserved.status.count(RESERVE_GRANTED) == 2
+            offsets = unpack_u64(reserved.offsets)
+            sums = [one.write(offsets[i], others[i]) for i in range(2)]
+            await one.commit(reserved, sums)
+            let_go.set()
+            await one.until(lambda facts: facts["tiers"]["host"]["staging"] == 0)
         assert await one.load(others) == (2, 0)
         assert sum(await one.load(chain)) == 4
 
@@ -227,12 +269,14 @@ async def test_a06_reads_that_nobody_waits_for_any_more_leave_nothing_behind(pla
 
 async def test_f08_a_slow_disk_never_keeps_the_store_from_answering(places: Places) -> None:
     chain = names(ROOT, 8)
-    async with store(places, config(faults=FaultsConfig(hooks={"store_before_data": "delay:2"}))) as one:
-        await one.save(ROOT, chain)
-        for _ in range(20):
-            assert await one.load(chain) == (8, 0)
-        assert (await one.facts())["tiers"]["host"]["dirty"] == 8, "all that happened within one slow write"
-        await one.all_on_disk()
+    async with running(Store, places, config()) as actor, engine(places) as one:
+        with held_up(actor, "save") as let_go:
+            await one.save(ROOT, chain)
+            for _ in range(20):
+                assert await one.load(chain) == (8, 0)
+            assert (await one.facts())["tiers"]["host"]["dirty"] == 8
+            let_go.set()
+            await one.all_on_disk()
 
 
 async def test_s04_a_disk_that_fails_to_deliver_ends_the_run_and_nothing_hangs(places: Places) -> None:
