@@ -9,6 +9,7 @@ import hashlib
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,7 @@ from services.store.integrity import check_integrity
 from services.store.leases import StageOrder
 from services.store.order import NONE
 from services.store.records import Geometry
-from services.store.slots import CLEAN, DIRTY
+from services.store.slots import CLEAN, DIRTY, GRANTED
 from shared.messages.store import COMMIT_DONE, RESERVE_FULL, RESERVE_GRANTED, RESERVE_HAVE, RESERVE_NO_PARENT
 
 GEOMETRY = Geometry(extents=3, extent_bytes=4 * 4096, wanted=0)
@@ -67,6 +68,33 @@ class Held:
     def names(self) -> set[bytes]:
         """What it keeps from being evicted."""
         return {name(self.path[: index + 2]) for index in range(self.length)} - self.dead
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+class Dying:
+    """A memoryview whose n-th write is torn at a random byte and is the last."""
+
+    def __init__(self, view: memoryview, dice: random.Random, fuse: list[int]) -> None:
+        self._view = view
+        self._dice = dice
+        self._fuse = fuse
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._view[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._fuse[0] -= 1
+        if self._fuse[0] < 0:
+            raise Killed
+        if self._fuse[0] == 0:
+            if isinstance(key, slice):  # a word is one store: there or not
+                end = key.start + self._dice.randint(0, len(value))
+                self._view[key.start : end] = value[: end - key.start]
+            raise Killed
+        self._view[key] = value
 
 
 class CatalogMachine(RuleBasedStateMachine):
@@ -445,6 +473,38 @@ class CatalogMachine(RuleBasedStateMachine):
         self.named = self.look()
         assert self.named == after
 
+    def die_in(self, operation: Callable[[], None], dice: random.Random) -> None:
+        """Kills the store at a random write to its headers while it works; what it holds afterwards is whole."""
+        headers, fuse, before = self.catalog.blocks.headers, [dice.randint(1, 12)], self.look()
+        granted = {identity for _, identity in self.grants.values()}
+        whole = headers._bytes, headers._words
+        headers._bytes, headers._words = (Dying(view, dice, fuse) for view in whole)  # type: ignore[assignment]
+        try:
+            operation()
+        except Killed:
+            losses = self.catalog.blocks.counters.host_losses - self.losses + 1
+            self.batch, self.reads, self.held = [], [], {}
+            self.boot()
+            after = self.look()
+            vanished = set(before) - set(after)
+            assert len(vanished) <= losses
+            assert not any(before[identity][1] for identity in vanished), "a block went from both tiers"
+            for identity in set(after) - self.orphans:
+                assert self.parent_of[identity] not in vanished
+            entries = self.catalog.blocks.entries
+            for identity, (host, _) in after.items():
+                assert not host or self.bytes_in[entries.host[entries.map.get(identity)]] == identity
+            self.orphan(vanished | granted - set(after))
+            self.named = after
+            for engine in ENGINES:
+                self.reopen(engine, [key for key in self.grants_of(engine) if self.catalog_knows(key)])
+        else:
+            headers._bytes, headers._words = whole
+
+    def catalog_knows(self, key: tuple[int, int]) -> bool:
+        slots = self.catalog.blocks.slots
+        return bool(slots.state[key[0]] == GRANTED and slots.generation[key[0]] == key[1])
+
 
 def checksum_of(identity: bytes) -> int:
     return int.from_bytes(identity[:8], "big")
@@ -494,17 +554,31 @@ def walk(machine: CatalogMachine, dice: random.Random, steps: int) -> None:
         if not machine.batch:
             machine.evict_disk(dice.randint(1, 3))
 
+    def die() -> None:
+        machine.die_in(dice.choice([save, save, look_up, end_grant, end_good_read, write, evict_disk]), dice)
+
+    def end_good_read() -> None:
+        if machine.reads:
+            machine.finish_read(machine.reads.pop(dice.randrange(len(machine.reads))), "ok")
+
+    def save() -> None:
+        machine.save_chain(path(), engine())
+
+    def look_up() -> None:
+        machine.lookup(path(), engine())
+
     odds = {
         "reserve": (3, lambda: machine.reserve(path(), engine())),
-        "save": (8, lambda: machine.save_chain(path(), engine())),
+        "save": (8, save),
         "end grant": (6, end_grant),
-        "lookup": (6, lambda: machine.lookup(path(), engine())),
+        "lookup": (6, look_up),
         "end read": (12, end_read),
         "release": (8, release),
         "write": (12, write),
         "evict disk": (1, evict_disk),
         "clear": (0.3, clear),
         "reopen": (0.5, reopen),
+        "die": (0.7, die),
         "crash": (0.5, lambda: machine.crash(dice.randint(0, 4))),
     }
     weights = [weight for weight, _ in odds.values()]
