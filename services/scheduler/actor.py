@@ -142,7 +142,8 @@ class Scheduler(Actor):
             self._outgoing += self.core.take_effects()
         if (deadline := self.core.next_deadline()) is not None and deadline <= now:
             self.core.tick(now)
-        may_plan = self.worker.ready and not self.durable.reason and not self._awaits_store(now)
+        awaits_store = self._awaits_store(now)  # asked in every turn: it ends the wait, which `_turns` sleeps by
+        may_plan = self.worker.ready and not self.durable.reason and not awaits_store
         plan = self.core.next_plan(now) if may_plan else None
         self._outgoing += self.core.take_effects()
         if plan is not None:
