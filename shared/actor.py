@@ -110,7 +110,10 @@ class Actor(Node):
 
     async def _heartbeat(self, fd: int) -> None:
         while True:
-            os.write(fd, b"h")
+            try:
+                os.write(fd, b"h")
+            except BrokenPipeError:  # the supervisor is gone: the watchdog stops us, and the drain shall have its time
+                return
             await trio.sleep(HEARTBEAT_S)
 
 
