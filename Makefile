@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup lint format test demo serve bench bench-forward clean
+.PHONY: setup lint format test demo serve bench clean
 
 setup: $(STAMP)
 

@@ -224,7 +224,7 @@ class Stream:
         while True:
             peer = await self._client.tokenizer.wait_up()
             if failures:  # spread out: one request that ends the tokenizer must not take all others along each time
-                await trio.sleep(random.uniform(0, min(PAUSE_S * 2**failures, MAX_PAUSE_S)))
+                await trio.sleep(random.uniform(0, min(PAUSE_S * 2 ** min(failures, 10), MAX_PAUSE_S)))
             try:
                 answer: Accepted | Rejected = await peer.ask(self.request, (Accepted, Rejected), deadline_s=ASK_S)
             except (PeerGone, PeerSlow, DeadlinePassed):

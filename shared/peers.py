@@ -25,7 +25,7 @@ class PeerSlow(Exception):
 
 
 class DeadlinePassed(Exception):
-    """No answer came in time; one that comes late is handed to the late-reply hook."""
+    """No answer came in time; one that comes late is dropped (`call` hears of it instead)."""
 
 
 class RequestFailed(Exception):
@@ -74,7 +74,6 @@ class Peer:
         self.alive = True
         self.exit_proven = False
         self.heard = time.monotonic()
-        self.late_reply: Callable[[Peer, Message], None] | None = None
         self._send_frames = send_frames
         self._waiting: dict[int, _Waiting] = {}
         self._called: dict[int, Callable[[Message], None]] = {}
@@ -137,7 +136,7 @@ class Peer:
             del self._called[next(iter(self._called))]
 
     def deliver(self, re: int, message: Message) -> None:
-        """Hands an answer to whoever asked; late ones go to the hook."""
+        """Hands an answer to whoever asked; one that comes too late for an `ask` is dropped."""
         on_reply = self._called.pop(re, None)
         if on_reply is not None:
             on_reply(message)
@@ -146,8 +145,6 @@ class Peer:
         if waiting is not None and waiting.reply is None:
             waiting.reply = message
             waiting.done.set()
-        elif self.late_reply is not None:
-            self.late_reply(self, message)
 
     def end(self, *, exit_proven: bool) -> None:
         """Marks the connection as over; whoever waits gets PeerGone. Idempotent."""

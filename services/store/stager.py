@@ -44,11 +44,13 @@ class Stager:
     def begin(self, orders: list[StageOrder]) -> None:
         """Queues reads, in the order in which they are needed."""
         batch: list[StageOrder] = []
+        nbytes = 0
         for order in orders:
             batch.append(order)
-            if sum(each.length for each in batch) >= BATCH_BYTES:
+            nbytes += order.length
+            if nbytes >= BATCH_BYTES:
                 self._send.send_nowait(batch)
-                batch = []
+                batch, nbytes = [], 0
         if batch:
             self._send.send_nowait(batch)
         self.pending += len(orders)

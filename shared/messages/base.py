@@ -8,7 +8,6 @@ block ids, identities) travel as one `bytes` field of little-endian items: decod
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import ClassVar
 
 import msgspec
 
@@ -23,8 +22,6 @@ if sys.byteorder != "little":  # pragma: no cover - Perdure runs on x86-64 and a
 
 class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=True):
     """Base of everything that crosses a socket."""
-
-    urgent: ClassVar[bool] = False
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):

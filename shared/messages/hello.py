@@ -1,4 +1,4 @@
-"""Messages of the actor contract itself: hello, heartbeat, failure, status, restart."""
+"""Messages of the actor contract itself: hello, heartbeat, failure, status."""
 
 from typing import Any
 

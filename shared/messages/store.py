@@ -85,7 +85,8 @@ class Release(Message, frozen=True, kw_only=True):
 class Reserve(Message, frozen=True, kw_only=True):
     """Asks for slots to save full blocks into; answered by Reserved, in order.
 
-    `roots`: 32 bytes, one root for all. `lengths` is implied: every block is full. `epoch` as in EngineOpened.
+    `root`: 32 bytes, one for all. Every block is full, so its length is OpenEngine's `slot_bytes`. `epoch` as in
+    EngineOpened.
     """
 
     identities: bytes
