@@ -105,8 +105,10 @@ class Ledger:
         if fresh:
             columns = ", ".join(fresh[0])
             marks = ", ".join(f":{name}" for name in fresh[0])
+            news = ", ".join(f"{name} = excluded.{name}" for name in fresh[0] if name not in ("id", "text"))
+            row = f"insert into {TABLE} ({columns}) values ({marks}) on conflict (id) do update set {news}"
             with db.conn:
-                db.conn.executemany(f"insert or ignore into {TABLE} ({columns}) values ({marks})", fresh)
+                db.conn.executemany(row, fresh)
         with self._lock:
             for _ in batch:
                 self._waiting.popleft()

@@ -9,6 +9,8 @@ from typing import Any
 from services.scheduler.records import Accept, AnyRecord, Ended
 
 TABLE = "requests"
+KEPT = 256
+"""Ended requests that a second `Ended` still corrects (a stop string found after the last token ended it)."""
 Row = dict[str, Any]
 """A row by column: `id principal finished_at accepted_at prompt_tokens completion_tokens cached_tokens cached_device
 cached_host cached_disk finish_reason error_code error queued_s ttft_s total_s text`; times are wall-clock seconds."""
@@ -43,6 +45,7 @@ class Rows:
 
     def __init__(self) -> None:
         self._open: dict[int, Accept] = {}
+        self._ended: dict[int, Accept] = {}  # the last KEPT: a late stop string ends a request once more
 
     def take(self, records: Iterable[AnyRecord]) -> list[Row]:
         """The rows that these records complete."""
@@ -51,9 +54,12 @@ class Rows:
             if isinstance(record, Accept):
                 self._open[record.key] = record
             elif isinstance(record, Ended):
-                accept = self._open.pop(record.key, None)
+                accept = self._open.pop(record.key, None) or self._ended.pop(record.key, None)
                 if accept is not None:
                     rows.append(row_of(accept, record))
+                    self._ended[record.key] = accept
+                    if len(self._ended) > KEPT:
+                        del self._ended[next(iter(self._ended))]
         return rows
 
 

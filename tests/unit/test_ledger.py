@@ -56,6 +56,16 @@ def test_a_finished_request_is_a_row(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_stop_string_found_after_the_last_token_corrects_the_row(path: Path) -> None:
+    ledger = Ledger(path, keep_h=1)
+    ledger.observe([accept(1), ended(1, 9, at=NOW)])
+    assert ledger.flush(NOW)
+    ledger.observe([ended(1, 7, at=NOW + 1)])
+    ledger.close(NOW + 1)
+    (row,) = read_ledger(path)
+    assert (row["completion_tokens"], row["finished_at"]) == (7, NOW + 1)
+
+
 def test_the_same_journal_observed_twice_gives_each_row_once(path: Path) -> None:
     for _ in range(2):
         ledger = Ledger(path, keep_h=1)
