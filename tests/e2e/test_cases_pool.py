@@ -112,6 +112,26 @@ async def test_w17_equal_cold_prompts_at_once_beside_a_third_that_takes_free_blo
     assert after["duplicates"] > before["duplicates"]  # the same output, at least, is computed and inserted twice
 
 
+async def test_w32_a_partial_hit_goes_on_over_scattered_blocks(twenty: Watched) -> None:
+    """Every other block of the pool is given back while its neighbours are in use, then filled by one request."""
+    prefix = prompt(70, 2 * BLOCK)
+    hit = [*prefix, *prompt(71, 5)]
+    async with client_of(twenty) as client, trio.open_nursery() as nursery:
+        await answer(client, [*prefix, 1], 1)
+
+        async def one(number: int, tokens: int) -> None:
+            ids = prompt(72 + number, 5)
+            assert (await answer(client, ids, tokens)).ids == oracle(ids, tokens)
+
+        async with trio.open_nursery() as short:
+            for number in range(3):
+                nursery.start_soon(one, 2 * number, 60)
+                short.start_soon(one, 2 * number + 1, 2)
+        result = await answer(client, hit, 40)
+    assert result.finish.usage.cached_tokens == 2 * BLOCK
+    assert result.ids == oracle(hit, 40)
+
+
 # --- 8 blocks ---------------------------------------------------------------------------------------------------------
 
 

@@ -75,7 +75,7 @@ async def test_u1_w07_p11_p12_prefixes_survive_restarts_whatever_the_hash_seed()
 
 async def test_w21_requests_right_behind_each_other_never_read_a_block_that_is_being_written() -> None:
     ids = prompt(30, 20 * BLOCK)
-    async with stack(**hooks(store_before_data="delay:1")) as made:
+    async with stack(**hooks(store_before_data="delay:3")) as made:
         first, second = await ask_all(made, [ids, ids], 20)
         async with client_of(made) as client:
             third = await ask(client, ids, 20)

@@ -87,6 +87,17 @@ async def test_i08_sigterm_leaves_no_process_and_no_socket(places: Places) -> No
         assert not (places.run / f"{SERVICE}.sock").exists()
 
 
+async def test_i08_a_service_killed_at_the_end_of_its_grace_leaves_no_socket(places: Places) -> None:
+    async with supervised(places, PERDURE_SUPERVISE__GRACE_S="0.2") as process:
+        first = await next_life(places, 0)
+        os.kill(first.pid, signal.SIGSTOP)  # it can't obey
+        process.terminate()
+        with trio.fail_after(15):
+            await wait_exit(process.pid)
+            await wait_exit(first.pid)
+        assert not (places.run / f"{SERVICE}.sock").exists()
+
+
 async def test_i08_a_killed_supervisor_leaves_no_orphan(places: Places) -> None:
     async with supervised(places) as process:
         first = await next_life(places, 0)
