@@ -103,7 +103,11 @@ class Store(Actor):
 
     def snapshot(self) -> dict[str, Any]:
         """See `snapshot.py`."""
-        return snapshot(self.opened, self.lane, self.arena_trouble) if self.ready and self.opened.catalog else {}
+        if not self.ready:
+            return {}
+        if self.opened.catalog is None:
+            return {"note": "no KV is stored: " + "; ".join(self.opened.notes or ["both tiers are off"])}
+        return snapshot(self.opened, self.lane, self.arena_trouble)
 
     def peer_down(self, peer: Peer, exit_proven: bool) -> None:
         """Only a proven exit ends leases; grants stand until the next scheduler speaks."""

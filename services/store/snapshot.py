@@ -1,7 +1,7 @@
 """What `perdure status` shows of the store, as plain values.
 
 tiers.host, tiers.disk: capacity, used (blocks and bytes), hits, evictions, losses, state and its reason.
-lookups: asked, misses. leases, grants, staging: what is out now.
+lookups: asked, misses. leases, grants, staging: what is out now. note: what a person should know, "" if nothing.
 """
 
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from services.store.opening import Opened
 
 
 def snapshot(opened: Opened, lane: DiskLane, arena_trouble: str) -> dict[str, Any]:
-    """Keys as above."""
+    """Keys as above, of a store that has an arena."""
     catalog, arena = opened.catalog, opened.arena
     assert catalog is not None
     assert arena is not None
@@ -57,6 +57,7 @@ def snapshot(opened: Opened, lane: DiskLane, arena_trouble: str) -> dict[str, An
                 "queued": facts.queued,
             },
         },
+        "note": _note(lane, arena_trouble),
         "blocks": facts.blocks,
         "pinned": facts.pinned,
         "leases": facts.leases,
@@ -68,6 +69,13 @@ def snapshot(opened: Opened, lane: DiskLane, arena_trouble: str) -> dict[str, An
         "recovered": opened.adopted,
         "notes": opened.notes,
     }
+
+
+def _note(lane: DiskLane, arena_trouble: str) -> str:
+    parts = [arena_trouble] if arena_trouble else []
+    if lane.state not in ("ready", "off"):
+        parts.append(f"disk tier {lane.state}: {lane.reason}")
+    return "; ".join(parts)
 
 
 def _disk(lane: DiskLane) -> dict[str, Any]:

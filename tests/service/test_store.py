@@ -192,6 +192,7 @@ async def test_without_any_tier_the_store_answers_misses(places: Places) -> None
         assert await one.load(names(ROOT, 3)) == (0, 0)
         assert (await one.reserve(ROOT, names(ROOT, 3))).status == bytes([RESERVE_FULL]) * 3
         assert (await one.clear()).blocks == {"host": 0, "disk": 0}
+        assert (await one.facts())["note"] == "no KV is stored: both tiers are off"
 
 
 async def test_a_prefix_larger_than_the_host_tier_is_served_as_far_as_there_is_room(places: Places) -> None:
@@ -454,6 +455,7 @@ def test_p20_an_unusable_disk_means_host_only_with_a_reason(places: Places, how:
             disk = (await one.facts())["tiers"]["disk"]
             assert disk["state"] == ("unusable" if disk_bytes else "off")
             assert disk["reason"]
+            assert ((await one.facts())["note"] == "") == (not disk_bytes)
 
     trio.run(story)
 
