@@ -16,6 +16,7 @@ from types import TracebackType
 import trio
 
 from ops.admin import SERVICES, admin, snapshots, wait_serving
+from ops.lock_files import holder
 from shared.messages.hello import Snapshot
 from shared.paths import Places, default_home
 from shared.peers import wait_exit
@@ -126,20 +127,12 @@ class Stack:
             for pid in pids:
                 await wait_exit(pid)
             return code
-        raise StackError(f"processes {[pid for pid in pids if _alive(pid)]} outlived the stack:\n{self.log_tail()}")
+        raise StackError(f"processes {self.running()} outlived the stack:\n{self.log_tail()}")
 
     def running(self) -> list[int]:
-        """Pids of the services and supervisors that hold their locks' files and live."""
-        found = []
-        for service in SERVICES:
-            for kind in ("lock", "supervisor"):
-                try:
-                    pid = int((self.places.run / f"{service}.{kind}").read_text())
-                except (OSError, ValueError):
-                    continue
-                if _alive(pid):
-                    found.append(pid)
-        return found
+        """Pids of the services and supervisors that hold their locks."""
+        files = [self.places.run / f"{service}.{kind}" for service in SERVICES for kind in ("lock", "supervisor")]
+        return [pid for pid in map(holder, files) if pid is not None]
 
     def kill_all(self) -> None:
         """`kill -9` of honcho, every supervisor and every service at once."""
@@ -171,10 +164,3 @@ class Stack:
         self.remove_arena()
         shutil.rmtree(self.places.run, ignore_errors=True)
         shutil.rmtree(self.base, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import trio
 
 from ops.admin import SERVICES, admin, snapshots
+from ops.lock_files import holder
 from shared.messages.hello import Snapshot
 from shared.paths import Places
 
@@ -102,15 +102,7 @@ def _missing(found: Mapping[str, Snapshot | None]) -> tuple[str, ...]:
 
 
 def stack_runs(places: Places) -> bool:
-    """Whether any process of a stack on this home lives, from the pids in its lock files."""
+    """Whether any process of a stack on this home lives, by the locks that it holds."""
     files = [places.lock]
     files += [places.run / f"{service}.{kind}" for service in SERVICES for kind in ("lock", "supervisor")]
-    return any(_alive(path) for path in files)
-
-
-def _alive(pid_file: Path) -> bool:
-    try:
-        pid = int(pid_file.read_text())
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, ValueError):
-        return False
+    return any(holder(path) is not None for path in files)

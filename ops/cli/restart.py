@@ -8,6 +8,7 @@ import trio
 
 from ops.admin import SERVICES, admin, snapshots, wait_serving
 from ops.cli.exits import FAULT, NO_STACK, fail, plain_errors
+from ops.lock_files import holder
 from shared.paths import Places, default_home
 
 
@@ -43,12 +44,9 @@ async def _restart_one(places: Places, name: str, timeout: float) -> tuple[int, 
 
 
 def supervisor_pid(places: Places, name: str) -> int:
-    """The pid in the supervisor's lock file, if it is held; else exit code 4."""
-    path = places.run / f"{name}.supervisor"
-    try:
-        pid = int(path.read_text())
-        os.kill(pid, 0)
-    except (OSError, ValueError):
+    """The process that holds the supervisor's lock; exit code 4 when there is none."""
+    pid = holder(places.run / f"{name}.supervisor")
+    if pid is None:
         fail(NO_STACK, f"no supervisor of {name} runs on {places.home}; start the stack with `perdure serve`")
-        raise AssertionError("unreachable") from None
+        raise AssertionError("unreachable")
     return pid
