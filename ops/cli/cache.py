@@ -6,10 +6,14 @@ import click
 import trio
 
 from ops.admin import admin, reach
-from ops.cli.exits import plain_errors
+from ops.cli.exits import FAULT, fail, plain_errors
 from shared.config import load_config
 from shared.messages.store import Clear, Cleared
 from shared.paths import Lock, Places, Taken, default_home
+from shared.peers import DeadlinePassed, PeerGone, PeerSlow, ProtocolViolation, RequestFailed
+
+REACH_S = 5.0
+CLEAR_S = 60.0
 
 
 @click.group()
@@ -27,6 +31,9 @@ def purge() -> None:
             lock = Lock(places.run / "store.lock", "the store of this home") if places.run.is_dir() else None
         except Taken:
             cleared = trio.run(_clear, places)
+            if isinstance(cleared, str):
+                fail(FAULT, f"the cache is not purged: {cleared}")
+                raise AssertionError("unreachable") from None
             for tier, blocks in cleared.blocks.items():
                 click.echo(f"{tier}: {blocks} blocks, {cleared.bytes[tier]} bytes cleared")
             return
@@ -42,10 +49,16 @@ def purge() -> None:
             lock.release()
 
 
-async def _clear(places: Places) -> Cleared:
-    """Through the scheduler, which clears the device tier and then the store; the store alone when it is away."""
+async def _clear(places: Places) -> Cleared | str:
+    """Through the scheduler, which clears the device tier and then the store; the store alone when it is away.
+
+    Why it could not be done, if so: an exception would come out of here wrapped in a group.
+    """
     async with admin(places) as node:
-        peer = await reach(node, "scheduler", deadline_s=5) or await reach(node, "store", deadline_s=5)
+        peer = await reach(node, "scheduler", deadline_s=REACH_S) or await reach(node, "store", deadline_s=REACH_S)
         if peer is None:
-            raise Taken("the store of this home runs but does not answer; try again, or stop the stack first")
-        return await peer.ask(Clear(scope="all"), Cleared, deadline_s=60)
+            return "the store of this home runs but does not answer; try again, or stop the stack first"
+        try:
+            return await peer.ask(Clear(scope="all"), Cleared, deadline_s=CLEAR_S)
+        except (PeerGone, PeerSlow, DeadlinePassed, RequestFailed, ProtocolViolation) as error:
+            return str(error)
