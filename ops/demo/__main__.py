@@ -43,7 +43,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     home = default_home()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    short = shortages(home)
+    short = shortages()
     if short:
         for line in short:
             console.print(f"[red]{line}[/red]")

@@ -3,9 +3,8 @@
 import os
 from pathlib import Path
 
-import psutil
-
 from services.store.records import PAGE, Geometry, aligned
+from shared.machine import available_memory
 
 MIB = 1 << 20
 EXTENT_BYTES = 64 * MIB
@@ -24,21 +23,6 @@ def geometry_for(nbytes: int) -> Geometry:
     extents = max(min(4, nbytes // MIB), -(-nbytes // EXTENT_BYTES), 1)
     tables = Geometry(extents, PAGE, 0).data_start
     return Geometry(extents, (nbytes - tables) // extents // PAGE * PAGE, nbytes)
-
-
-def cgroup_headroom(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that the cgroup still lets us take; None without a limit, or when nobody says."""
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            allowed = (root / limit).read_text().strip()
-            if allowed.isdecimal() and int(allowed) < 1 << 60:
-                return max(0, int(allowed) - int((root / used).read_text()))
-        except (OSError, ValueError):
-            continue
-    return None
 
 
 def is_memory(directory: Path) -> bool:
@@ -63,10 +47,7 @@ def clamped(wanted: int, directory: Path) -> tuple[int, str]:
     facts = os.statvfs(directory)
     limits = {f"{directory} has free": facts.f_bavail * facts.f_frsize}
     if is_memory(directory):
-        limits["memory available is"] = psutil.virtual_memory().available
-        headroom = cgroup_headroom()
-        if headroom is not None:
-            limits["the cgroup leaves"] = headroom
+        limits["the memory that this process may still take is"] = available_memory()
     name, free = min(limits.items(), key=lambda item: item[1])
     most = int(free * FRACTION) // PAGE * PAGE
     if wanted <= most:

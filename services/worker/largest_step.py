@@ -4,10 +4,10 @@ import torch
 
 from kernels.batch import make_batch
 from kernels.paged import PagedKV
-from services.worker.machine import forget_peak, resident_bytes
 from services.worker.models.decoder import Decoder
 from shared.config import Config
 from shared.kv import KVLayout
+from shared.machine import forget_peak, resident_bytes
 
 DECODE_CONTEXT = 256
 """Context of the dummy's decodes; what they gather is bounded by the backend, not by their number."""

@@ -10,7 +10,6 @@ from kernels import choose_backend
 from kernels.batch import make_batch
 from kernels.paged import PagedKV
 from services.worker.largest_step import measure_largest_step
-from services.worker.machine import available_memory, usable_cores
 from services.worker.models.decoder import Decoder
 from services.worker.models.registry import FAMILIES
 from services.worker.page_store import PageStore
@@ -18,6 +17,7 @@ from services.worker.profile import Demand, estimate, size_pool
 from services.worker.runner import RowOutput, StepOutput
 from shared.config import Config, ConfigError
 from shared.identity import fingerprint
+from shared.machine import available_memory, usable_cores
 from shared.messages.engine import KVFacts, Row, WorkerReady
 from shared.model.spec import open_model
 from shared.paths import Places

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from services.store import arena as arena_module
+from services.store import arena_size
 from services.store.arena import Arena, ArenaRefused, open_arena
-from services.store.arena_size import cgroup_headroom, clamped, geometry_for
+from services.store.arena_size import clamped, geometry_for
 from services.store.catalog import Catalog
 from services.store.catalog_recovery import recover
 from services.store.headers import Headers
@@ -206,17 +207,11 @@ def test_z05_sizes_are_clamped_to_half_of_what_is_free_with_one_line(tmp_path: P
     assert clamped(5000, tmp_path) == (2 * PAGE, "")
 
 
-def test_the_cgroup_is_asked_in_both_its_versions(tmp_path: Path) -> None:
-    assert cgroup_headroom(tmp_path) is None
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory/memory.limit_in_bytes").write_text("1000\n")
-    (tmp_path / "memory/memory.usage_in_bytes").write_text("400\n")
-    assert cgroup_headroom(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("10\n")
-    assert cgroup_headroom(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("5\n")
-    assert cgroup_headroom(tmp_path) == 0
+def test_memory_that_the_cgroup_leaves_clamps_what_lies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_size, "available_memory", lambda: 100 * PAGE)
+    size, note = clamped(MIB, Path("/dev/shm"))
+    assert size == 50 * PAGE
+    assert f"{100 * PAGE:,}" in note
 
 
 @pytest.mark.parametrize("nbytes", [64 << 10, MIB, 3 * MIB, 4 * MIB, 64 * MIB, 100 * MIB, 1 << 30, 5 << 30])

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from services.worker import model_runner
-from services.worker.machine import available_memory, memory_headroom, paid_cores, usable_cores
 from services.worker.model_runner import ModelRunner
 from services.worker.profile import RESERVE_LEAST, Demand, estimate, size_pool
 from shared.config import Config, ConfigError, FaultsConfig, KVConfig, ModelConfig
 from shared.kv import KVLayout
+from shared.machine import available_memory, memory_headroom, paid_cores, usable_cores
 from shared.model.spec import open_model
 from shared.paths import Places
 from tests.hf_tiny import TinyModel, make_tiny
