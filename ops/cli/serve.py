@@ -26,6 +26,7 @@ def serve() -> None:
         if Path(given).exists():
             os.environ["PERDURE_CONFIG"] = str(Path(given).absolute())
         os.environ["PERDURE_HOME"] = str(places.home)
+        os.environ.update(anchored(config))
         os.environ.setdefault("PERDURE_PYTHON", sys.executable)
         os.environ["PERDURE_STACK_PID"] = str(os.getpid())  # stays ours when we become honcho
         sys.stdout.flush()
@@ -41,6 +42,17 @@ def check_platform() -> None:
         fail(
             USAGE, f"Perdure runs on Linux, x86-64 or arm64, Python >= 3.11; this is {sys.platform} {machine} {version}"
         )
+
+
+def anchored(config: Config) -> dict[str, str]:
+    """Settings for relative paths, which the services, started in another folder, would look for there."""
+    found = {}
+    source, folder = Path(config.model.source).expanduser(), Path(config.model.dir).expanduser()
+    if not source.is_absolute() and source.exists():
+        found["PERDURE_MODEL__SOURCE"] = str(source.absolute())
+    if config.model.dir and not folder.is_absolute():
+        found["PERDURE_MODEL__DIR"] = str(folder.absolute())
+    return found
 
 
 def prepare(config: Config) -> Places:
