@@ -13,7 +13,7 @@ from services.worker.largest_step import measure_largest_step
 from services.worker.models.decoder import Decoder
 from services.worker.models.registry import FAMILIES
 from services.worker.page_store import PageStore
-from services.worker.profile import Demand, estimate, size_pool
+from services.worker.profile import Demand, check_settings, estimate, size_pool
 from services.worker.runner import RowOutput, StepOutput
 from shared.config import Config, ConfigError
 from shared.identity import fingerprint
@@ -34,6 +34,7 @@ class ModelRunner:
 
     def __init__(self, config: Config, places: Places, progress: Progress = lambda what, share: None) -> None:
         self._log = structlog.get_logger()
+        check_settings(config)
         progress("opening the model", 0.0)
         source = open_model(config.model.source, places.models(config.model.dir))
         spec = source.spec

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from shared.config import Config, ConfigError
-from shared.kv import KVLayout
+from shared.kv import BLOCK_TOKENS, DTYPE_BYTES, KVLayout
 from shared.model.spec import ModelSpec
 
 RESERVE_SHARE = 0.05
@@ -30,6 +30,21 @@ class PoolSize:
 
     blocks: int
     warning: str
+
+
+def check_settings(config: Config) -> None:
+    """ConfigError for a KV dtype, block length, context or thread count that means nothing."""
+    kv, model = config.kv, config.model
+    if kv.dtype not in DTYPE_BYTES:
+        raise ConfigError(f"kv.dtype {kv.dtype!r} is unknown; known are {', '.join(DTYPE_BYTES)}")
+    if kv.block_tokens and kv.block_tokens not in (1, 2, 4, 8, *BLOCK_TOKENS):
+        raise ConfigError(
+            f"kv.block_tokens is {kv.block_tokens}; write a power of two up to {BLOCK_TOKENS[-1]}, "
+            "or 0 for the one whose block is nearest 1 MiB"
+        )
+    for name, value in (("model.max_context", model.max_context), ("model.threads", model.threads)):
+        if value < 0:
+            raise ConfigError(f"{name} is {value}; write a positive number, or 0 for the default")
 
 
 def estimate(config: Config, spec: ModelSpec, layout: KVLayout, context: int) -> Demand:

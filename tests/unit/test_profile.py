@@ -1,6 +1,7 @@
 """Sizing of the pool: refusals with numbers before the weights load, clamps with one warning, what a step takes."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,22 @@ def test_loaded_weights_are_not_counted_twice() -> None:
     assert size_pool(config(GIB), LAYOUT, loaded, 3 * GIB).blocks == GIB // BLOCK
     with pytest.raises(ConfigError, match="no memory for KV"):
         size_pool(config(GIB), LAYOUT, DEMAND, 3 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Config(kv=KVConfig(dtype="fp8")), "kv.dtype 'fp8' is unknown; known are fp32, fp16, bf16"),
+        (Config(kv=KVConfig(block_tokens=24)), "kv.block_tokens is 24; write a power of two up to 128"),
+        (Config(kv=KVConfig(block_tokens=-16)), "kv.block_tokens is -16;"),
+        (Config(kv=KVConfig(block_tokens=256)), "kv.block_tokens is 256;"),
+        (Config(model=ModelConfig(max_context=-1)), "model.max_context is -1;"),
+        (Config(model=ModelConfig(threads=-2)), "model.threads is -2;"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_first(wrong: Config, said: str, places: Places) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        ModelRunner(wrong, places)
 
 
 def test_the_fault_hook_caps_the_pool() -> None:
