@@ -240,7 +240,9 @@ class Loader:
             self._end_probe(now, answered=False)
 
     def worker_down(self, now: float) -> None:
-        """The pool is gone, and the copies into it."""
+        """The pool is gone, and the copies into it. Who asked asks again: the next worker may have other names."""
+        for load in list(self._asked.values()):
+            self.drop(now, load.request)
         begun = self._begun()
         self._copying.clear()
         for load in begun:

@@ -1,5 +1,6 @@
 """The engine loads what the store has; a store that is slow, silent, wrong or dead is a bounded wait and a miss."""
 
+import msgspec
 import pytest
 
 from services.scheduler.settings import Settings
@@ -304,3 +305,16 @@ def test_at_most_so_many_wait_on_the_store_and_run() -> None:
         assert now.running <= 3
     world.settle()
     assert [by_tier(world, id)["disk"] for id in ids] == [16] * 6
+
+
+def test_what_was_looked_up_for_one_worker_is_not_given_to_one_with_another_fingerprint() -> None:
+    world = stored()
+    prompt = warm(world)
+    id = world.submit(prompt, 1)
+    assert world.asks
+    world.facts = msgspec.structs.replace(world.facts, fingerprint=b"g" * 32)
+    world.start_worker()
+    world.answer_ask()  # to the question about the old names
+    world.settle()
+    assert cached_tokens(world, id) == 0
+    assert counter(world, "leases_late") == 1
