@@ -47,6 +47,9 @@ class StoreLink:
         self._link = shell.dial("store")
         self._opening: Peer | None = None
         self._slot_bytes = 0
+        """Of the slots that the store gives us."""
+        self._block_bytes = 0
+        """Of the present worker's blocks."""
         self.outbox = Outbox()
 
     @property
@@ -67,6 +70,7 @@ class StoreLink:
 
     def worker_up(self, slot_bytes: int) -> None:
         """The size of our slots is known, or has changed."""
+        self._block_bytes = slot_bytes
         if self.opened and slot_bytes == self._slot_bytes:
             return
         self._close()
@@ -94,6 +98,8 @@ class StoreLink:
                 self._shell.dropped("store_not_opened", str(error))
                 await trio.sleep(RETRY_S)
                 continue
+            if message.slot_bytes != self._block_bytes:
+                continue  # another worker came meanwhile, whose blocks would run over these slots
             if peer.alive and self._opening is peer:
                 self._stands(peer, opened, message.slot_bytes)
         if self._opening is peer:

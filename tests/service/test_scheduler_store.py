@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.config import Config, SchedulerConfig
@@ -131,6 +132,22 @@ async def test_a_store_is_opened_once_there_has_been_a_worker_and_again_for_each
         async with a_store(places, 2) as store:
             await store.open()
             await stage.until(lambda: stage.scheduler.core.statistics().store)
+
+
+async def test_a_worker_with_other_blocks_that_comes_while_the_store_opens_gets_slots_of_its_size(
+    places: Places,
+) -> None:
+    larger = msgspec.structs.replace(FACTS, block_bytes=2 * FACTS.block_bytes)
+    async with a_store(places) as store, staged(places) as stage:
+        await stage.worker()
+        peer, head, message = await store.box.receive(OpenEngine)
+        assert message.slot_bytes == FACTS.block_bytes
+        await stage.worker(2, larger)
+        await stage.until(lambda: stage.scheduler.worker.facts == larger)
+        await stage.until(lambda: stage.scheduler.core.open_engine().slot_bytes == larger.block_bytes)
+        store.box.answer(peer, head, EngineOpened(arena="/arena", arena_key="k1", epoch=1, kept=b""))
+        assert (await store.open()).slot_bytes == larger.block_bytes
+        await stage.until(lambda: stage.scheduler.store.opened)
 
 
 async def test_a_full_block_is_reserved_copied_committed_with_the_worker_s_checksum(places: Places) -> None:
