@@ -1,0 +1,1 @@
+"""The five services, each an actor in a process of its own; none imports another."""
