@@ -84,7 +84,6 @@ class LedgerConfig(Section, frozen=True):
     """The record of finished requests."""
 
     keep_h: float = 24.0
-    text: bool = False
 
 
 class SuperviseConfig(Section, frozen=True):

@@ -26,14 +26,11 @@ _BUSY_S = 1.0
 _MAX_WAITING = 200_000
 """Rows kept in memory while the ledger can't be written; more are counted as lost."""
 
-_MAX_TEXTS = 1000
-"""Texts kept for rows that are not written yet; the oldest goes."""
-
 _PRUNE_EACH_S = 60.0
 
 
 class Ledger:
-    """`observe` and `note_text` from the event loop; `flush` and `close` from one thread at a time."""
+    """`observe` from the event loop; `flush` and `close` from one thread at a time."""
 
     def __init__(self, path: Path, *, keep_h: float) -> None:
         self.path = path
@@ -43,7 +40,6 @@ class Ledger:
         self.lost = 0
         self._rows = Rows()
         self._waiting: deque[Row] = deque()
-        self._texts: dict[str, str] = {}
         self._lock = threading.Lock()
         self._db: Any = None
         self._pruned_at = 0.0
@@ -60,13 +56,6 @@ class Ledger:
             self._waiting += rows[:room]
             self.lost += len(rows[room:])
 
-    def note_text(self, id: str, text: str) -> None:
-        """The text of a request, with `ledger.text`; before or after its end. No IO."""
-        with self._lock:
-            self._texts[id] = text
-            while len(self._texts) > _MAX_TEXTS:
-                del self._texts[next(iter(self._texts))]
-
     @property
     def waiting(self) -> int:
         """Rows that are not in the file yet."""
@@ -82,8 +71,6 @@ class Ledger:
         try:
             while self._waiting:
                 self._write_batch(now)
-            if self._texts:
-                self._write_texts()
             if self._db is not None and now - self._pruned_at >= _PRUNE_EACH_S:
                 with self._db.conn:
                     self._db.conn.execute(f"delete from {TABLE} where finished_at < ?", (now - self.keep_s,))
@@ -112,20 +99,6 @@ class Ledger:
         with self._lock:
             for _ in batch:
                 self._waiting.popleft()
-
-    def _write_texts(self) -> None:
-        """Texts of requests that have a row; the others wait for theirs."""
-        db = self._open()
-        with self._lock:
-            texts = list(self._texts.items())
-        done = []
-        with db.conn:
-            for id, text in texts:
-                if db.conn.execute(f"update {TABLE} set text = ? where id = ?", (text, id)).rowcount:
-                    done.append(id)
-        with self._lock:
-            for id in done:
-                del self._texts[id]
 
     def _open(self) -> Any:
         if self._db is None:

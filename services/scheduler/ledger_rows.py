@@ -13,11 +13,11 @@ KEPT = 256
 """Ended requests that a second `Ended` still corrects (a stop string found after the last token ended it)."""
 Row = dict[str, Any]
 """A row by column: `id principal finished_at accepted_at prompt_tokens completion_tokens cached_tokens cached_device
-cached_host cached_disk finish_reason error_code error queued_s ttft_s total_s text`; times are wall-clock seconds."""
+cached_host cached_disk finish_reason error_code error queued_s ttft_s total_s`; times are wall-clock seconds."""
 
 
 def row_of(accept: Accept, ended: Ended) -> Row:
-    """The row of one request, without its text."""
+    """The row of one request."""
     finish, usage, timing = ended.finish, ended.finish.usage, ended.finish.timing
     code, reason = finish.error or (None, None)
     tiers = {f"cached_{tier}": usage.cached_by_tier.get(tier, 0) for tier in ("device", "host", "disk")}
@@ -36,7 +36,6 @@ def row_of(accept: Accept, ended: Ended) -> Row:
         "queued_s": timing.queued_s,
         "ttft_s": timing.ttft_s,
         "total_s": timing.total_s,
-        "text": None,
     }
 
 

@@ -33,7 +33,6 @@ def requests(db: Any) -> None:
             "queued_s": float,
             "ttft_s": float,
             "total_s": float,
-            "text": str,
         },
         pk="id",
     )

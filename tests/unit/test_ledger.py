@@ -51,7 +51,6 @@ def test_a_finished_request_is_a_row(path: Path) -> None:
         "queued_s": 0.1,
         "ttft_s": 0.2,
         "total_s": 0.3,
-        "text": None,
     }
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -83,17 +82,6 @@ def test_newest_first_and_filtered(path: Path) -> None:
     assert ids == [f"{key:032x}" for key in (9, 8, 7)]
     assert len(read_ledger(path, since=NOW + 0.0075)) == 2
     assert read_ledger(path, principal="somebody else") == []
-
-
-def test_text_joins_its_row_whichever_comes_first(path: Path) -> None:
-    ledger = Ledger(path, keep_h=1)
-    ledger.note_text(f"{1:032x}", "early")
-    assert ledger.flush(NOW)
-    finished(ledger, range(1, 3))
-    assert ledger.flush(NOW)
-    ledger.note_text(f"{2:032x}", "late")
-    ledger.close(NOW)
-    assert [row["text"] for row in read_ledger(path)] == ["late", "early"]
 
 
 def test_old_rows_are_pruned_and_not_written_again(path: Path) -> None:
