@@ -41,7 +41,8 @@ class Detokenizer(Actor):
 
     async def start(self) -> None:
         """Reads the vocabulary."""
-        source = open_model(self.config.model.source, self.places.models(self.config.model.dir))
+        models = self.places.models(self.config.model.dir)
+        source = await trio.to_thread.run_sync(open_model, self.config.model.source, models)
         tokenizer = await trio.to_thread.run_sync(source.tokenizer)
         self._token_bytes = token_bytes_of(tokenizer)
         self.nursery.start_soon(self._tick)

@@ -51,7 +51,8 @@ class Tokenizer(Actor):
 
     async def start(self) -> None:
         """Reads the vocabulary and the chat template."""
-        source = open_model(self.config.model.source, self.places.models(self.config.model.dir))
+        models = self.places.models(self.config.model.dir)
+        source = await trio.to_thread.run_sync(open_model, self.config.model.source, models)
         spec, wanted = source.spec, self.config.model.max_context
         context = min(wanted, spec.max_context) if wanted else spec.max_context
         self._limits = limits = Limits(vocab=spec.vocab, max_context=context)
