@@ -59,7 +59,20 @@ async def test_death_at_a_step_loses_and_changes_nothing(step: str) -> None:
         results = await ask_all(made, OTHERS, TOKENS)  # new blocks, after the others have reached the disk
         assert [result.ids for result in results] == [oracle(ids, TOKENS) for ids in OTHERS]
         await settled(made)
+        await nothing_is_out(made)
         assert lives(made, step) > first, "nobody died"
+
+
+async def nothing_is_out(made: Watched) -> None:
+    """Every grant, lease and read of the store comes to its end, whoever died."""
+    with trio.fail_after(DEADLINE_S):
+        while True:
+            store = (await made.snapshots())["store"]
+            if store is not None and "tiers" in store.data:
+                host = store.data["tiers"]["host"]
+                if not (host["granted"] or host["staging"] or store.data["leases"]):
+                    return
+            await trio.sleep(0.05)  # a poll of status, bounded by the test's deadline
 
 
 def lives(made: Watched, step: str) -> int:
