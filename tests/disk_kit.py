@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from services.store.disk_tier import Block, DiskTier, Entry
+from services.store.disk.tier import Block, DiskTier, Entry
 from shared.fileio import FileIO
 
 LENGTH = 4096

@@ -8,11 +8,11 @@ from typing import Any
 
 import trio
 
-from services.store.catalog import Catalog, Grant, Owner
-from services.store.disk_errors import DiskTierError
+from services.store.catalog.catalog import Catalog, Grant, Owner
+from services.store.catalog.entries import ON_DISK
+from services.store.catalog.leases import StagedRun
+from services.store.disk.errors import DiskTierError
 from services.store.disk_lane import DiskLane
-from services.store.entries import ON_DISK
-from services.store.leases import StagedRun
 from services.store.opening import Opened, open_disk, open_store
 from services.store.requests import (
     answer_found,

@@ -15,13 +15,13 @@ from typing import Any
 import trio
 import xxhash
 
-from services.store.arena import Arena
-from services.store.behind import WriteOrder
-from services.store.catalog import Catalog
-from services.store.catalog_recovery import Recovery, forget_disk
-from services.store.disk_block import Block
-from services.store.disk_errors import DiskFull, DiskTierError
-from services.store.disk_tier import DiskTier
+from services.store.arena.arena import Arena
+from services.store.catalog.behind import WriteOrder
+from services.store.catalog.catalog import Catalog
+from services.store.catalog.recovery import Recovery, forget_disk
+from services.store.disk.block import Block
+from services.store.disk.errors import DiskFull, DiskTierError
+from services.store.disk.tier import DiskTier
 
 BATCH_BLOCKS = 256
 BATCH_BYTES = 8 << 20

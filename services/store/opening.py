@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from services.store.arena import Arena, ArenaRefused, open_arena
-from services.store.arena_size import STAGING_BYTES
-from services.store.catalog import Catalog
-from services.store.catalog_recovery import Recovery
-from services.store.disk_errors import DiskTierError
-from services.store.disk_tier import DiskTier
+from services.store.arena.arena import Arena, ArenaRefused, open_arena
+from services.store.arena.size import STAGING_BYTES
+from services.store.catalog.catalog import Catalog
+from services.store.catalog.recovery import Recovery
+from services.store.disk.errors import DiskTierError
+from services.store.disk.tier import DiskTier
 from shared.config import Config, StoreConfig
 from shared.faults import Faults
 from shared.paths import Places

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from services.store.catalog import Grant
-from services.store.leases import BlockPlace
+from services.store.catalog.catalog import Grant
+from services.store.catalog.leases import BlockPlace
 from shared.actor import Reject
 from shared.messages.base import IDENTITY_BYTES, pack_u32, pack_u64, split_identities, unpack_u32, unpack_u64
 from shared.messages.store import TIER_DISK, TIER_HOST, Clear, Found, Reserved, Staged

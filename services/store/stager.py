@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import trio
 
-from services.store.arena import Arena
-from services.store.catalog import Catalog
-from services.store.disk_errors import DiskTierError
-from services.store.disk_tier import DiskTier, Entry
-from services.store.leases import StagedRun, StageOrder
+from services.store.arena.arena import Arena
+from services.store.catalog.catalog import Catalog
+from services.store.catalog.leases import StagedRun, StageOrder
+from services.store.disk.errors import DiskTierError
+from services.store.disk.tier import DiskTier, Entry
 
 READERS = 4
 BATCH_BYTES = 4 << 20

@@ -18,19 +18,19 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.store import clearing
-from services.store.behind import WriteOrder
-from services.store.catalog import Catalog
-from services.store.catalog_recovery import recover
-from services.store.disk_tier import ENTRY
-from services.store.entries import DETACHED, ON_DISK, SUSPECT
-from services.store.headers import Headers
-from services.store.identity_table import DictMap, PackedMap
-from services.store.integrity import check_integrity
-from services.store.leases import StageOrder
-from services.store.order import NONE
-from services.store.records import Geometry
-from services.store.slots import CLEAN, DIRTY, GRANTED
+from services.store.arena.headers import Headers
+from services.store.arena.records import Geometry
+from services.store.catalog import clearing
+from services.store.catalog.behind import WriteOrder
+from services.store.catalog.catalog import Catalog
+from services.store.catalog.entries import DETACHED, ON_DISK, SUSPECT
+from services.store.catalog.identity_table import DictMap, PackedMap
+from services.store.catalog.integrity import check_integrity
+from services.store.catalog.leases import StageOrder
+from services.store.catalog.order import NONE
+from services.store.catalog.recovery import recover
+from services.store.catalog.slots import CLEAN, DIRTY, GRANTED
+from services.store.disk.tier import ENTRY
 from shared.messages.store import COMMIT_DONE, RESERVE_FULL, RESERVE_GRANTED, RESERVE_HAVE, RESERVE_NO_PARENT
 
 GEOMETRY = Geometry(extents=3, extent_bytes=4 * 4096, wanted=0)

@@ -14,8 +14,8 @@ from unittest import mock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.store.disk_errors import DiskTierError, IndexDamaged
-from services.store.disk_tier import DiskTier
+from services.store.disk.errors import DiskTierError, IndexDamaged
+from services.store.disk.tier import DiskTier
 from tests.disk_kit import LENGTH, NO_PARENT, SLOT, block, fetch, name, open_tier, payload_of
 from tests.durable_io import DurableIO
 
@@ -41,7 +41,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.io = DurableIO()
-        with mock.patch("services.store.index_place.boot_id", return_value=f"boot {self.boot}"):
+        with mock.patch("services.store.disk.index_place.boot_id", return_value=f"boot {self.boot}"):
             self.tier: DiskTier = open_tier(
                 self.directory, self.io, capacity=CAPACITY, segment_bytes=16 * SLOT + 4096, map_bytes=64 << 10
             )

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.store.entries import Entries
-from services.store.identity_table import NONE, DictMap, PackedMap
-from services.store.order import RESERVED, Orders
+from services.store.catalog.entries import Entries
+from services.store.catalog.identity_table import NONE, DictMap, PackedMap
+from services.store.catalog.order import RESERVED, Orders
 
 crowded = st.integers(0, 40).map(lambda n: (n % 5).to_bytes(8, "little") + n.to_bytes(24, "little"))
 """Identities of which many share their home slot."""

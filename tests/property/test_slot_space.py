@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.store.footer import SLOT_BITS
-from services.store.slot_space import HOLE, SPENT, UNKNOWN, USED, SlotSpace
+from services.store.disk.footer import SLOT_BITS
+from services.store.disk.slot_space import HOLE, SPENT, UNKNOWN, USED, SlotSpace
 
 SIZES = [8192, 12288]
 

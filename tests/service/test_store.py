@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from services.store.actor import Store
-from services.store.disk_errors import IndexDamaged
-from services.store.integrity import check_integrity
+from services.store.catalog.integrity import check_integrity
+from services.store.disk.errors import IndexDamaged
 from shared.config import FaultsConfig
 from shared.messages.base import pack_u32, unpack_u32, unpack_u64
 from shared.messages.store import (

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from services.store.catalog import Catalog
-from services.store.catalog_recovery import recover
-from services.store.headers import Headers
-from services.store.integrity import check_integrity
-from services.store.records import unpack_superblock
+from services.store.arena.headers import Headers
+from services.store.arena.records import unpack_superblock
+from services.store.catalog.catalog import Catalog
+from services.store.catalog.integrity import check_integrity
+from services.store.catalog.recovery import recover
 from shared.messages.base import unpack_u32, unpack_u64
 from shared.messages.store import COMMIT_DONE, RESERVE_GRANTED, RESERVE_HAVE
 from shared.paths import Places

@@ -11,15 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.store import arena as arena_module
-from services.store import arena_size
-from services.store.arena import Arena, ArenaRefused, open_arena
-from services.store.arena_size import clamped, geometry_for
-from services.store.catalog import Catalog
-from services.store.catalog_recovery import recover
-from services.store.headers import Headers
-from services.store.integrity import check_integrity
-from services.store.records import GRANTED, PAGE, RECORD, VALID, Geometry, header_crc, header_crcs, pack_superblock
+from services.store.arena import arena as arena_module
+from services.store.arena import size as arena_size
+from services.store.arena.arena import Arena, ArenaRefused, open_arena
+from services.store.arena.headers import Headers
+from services.store.arena.records import (
+    GRANTED,
+    PAGE,
+    RECORD,
+    VALID,
+    Geometry,
+    header_crc,
+    header_crcs,
+    pack_superblock,
+)
+from services.store.arena.size import clamped, geometry_for
+from services.store.catalog.catalog import Catalog
+from services.store.catalog.integrity import check_integrity
+from services.store.catalog.recovery import recover
 
 MIB = 1 << 20
 ROOT = b"R" * 32
@@ -123,7 +132,7 @@ def test_p29_good_content_of_a_dead_owner_is_kept(path: Path) -> None:
         "save(arena, started(arena), 7)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    root = str(Path(arena_module.__file__).parents[2])
+    root = str(Path(arena_module.__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", code, str(path), root], cwd=root, check=False)
     assert done.returncode == -9
     arena = open_arena(path, MIB)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import services.store.index_place
-from services.store.disk_tier import DiskTier
+import services.store.disk.index_place
+from services.store.disk.tier import DiskTier
 from tests.disk_kit import ROOT, chain, fetch, name, open_tier, payload_of, recover
 from tests.durable_io import Died, DurableIO
 
@@ -121,7 +121,7 @@ def test_p18_dying_at_every_step(
         with monkeypatch.context() as patch:
             if end == "power lost":
                 io.lose_power(random.Random(step))
-                patch.setattr(services.store.index_place, "boot_id", lambda: "the next boot")
+                patch.setattr(services.store.disk.index_place, "boot_id", lambda: "the next boot")
             check(directory, action, power_lost=end == "power lost")
 
 

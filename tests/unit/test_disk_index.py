@@ -9,12 +9,12 @@ import lmdb
 import numpy as np
 import pytest
 
-from services.store.disk_errors import IndexDamaged
-from services.store.disk_tier import DiskTier
-from services.store.index import DiskIndex
-from services.store.index_place import IndexPlace
-from services.store.index_record import ENTRY, Entry
-from services.store.lmdb_file import damage
+from services.store.disk.errors import IndexDamaged
+from services.store.disk.index import DiskIndex
+from services.store.disk.index_place import IndexPlace
+from services.store.disk.index_record import ENTRY, Entry
+from services.store.disk.lmdb_file import damage
+from services.store.disk.tier import DiskTier
 from shared.fileio import FileIO
 from tests.disk_kit import NO_PARENT, ROOT, chain, fetch, name, open_tier, payload_of, recover
 
@@ -87,16 +87,16 @@ def test_dying_three_times_while_reading_it_moves_the_index_aside(filled: Path) 
 def test_the_index_is_not_trusted_when_the_machine_stopped_under_it(
     filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.store.index_place.boot_id", lambda: "one boot")
+    monkeypatch.setattr("services.store.disk.index_place.boot_id", lambda: "one boot")
     opened_anew(filled)[0].close(clean=False)
     tier, reason = opened_anew(filled)  # killed, and started again in the same boot
     assert reason == ""
     tier.close(clean=False)
-    monkeypatch.setattr("services.store.index_place.boot_id", lambda: "another boot")
+    monkeypatch.setattr("services.store.disk.index_place.boot_id", lambda: "another boot")
     tier, reason = opened_anew(filled)
     assert "machine stopped" in reason
     tier.close()
-    monkeypatch.setattr("services.store.index_place.boot_id", lambda: "a third boot")
+    monkeypatch.setattr("services.store.disk.index_place.boot_id", lambda: "a third boot")
     tier, reason = opened_anew(filled)  # closed in order before
     assert reason == ""
     tier.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.store.disk_errors import DiskFault, DiskFull, DiskUnusable, IndexBusy
-from services.store.disk_tier import DiskTier
-from services.store.footer import Superblock, pack_superblock
+from services.store.disk.errors import DiskFault, DiskFull, DiskUnusable, IndexBusy
+from services.store.disk.footer import Superblock, pack_superblock
+from services.store.disk.tier import DiskTier
 from shared.config import FaultsConfig
 from shared.faults import Faults
 from tests.disk_kit import (

@@ -15,8 +15,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from services.store.identity_table import Identities, IdentityMap, PackedMap
-from services.store.order import NONE, RESERVED, Orders
+from services.store.catalog.identity_table import Identities, IdentityMap, PackedMap
+from services.store.catalog.order import NONE, RESERVED, Orders
 
 LIVE, ON_DISK, DETACHED, SUSPECT = 1, 2, 4, 8
 """`flags`: the row is used; there is a copy on disk; the name is gone; the host copy failed a checksum."""

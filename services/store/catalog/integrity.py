@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from services.store.catalog import Catalog
-from services.store.entries import DETACHED, LIVE, ON_DISK, SUSPECT
-from services.store.order import NONE
-from services.store.records import FLAG_CLEAN, VALID
-from services.store.slots import CLEAN, DIRTY, GRANTED, QUARANTINED, STAGING
+from services.store.arena.records import FLAG_CLEAN, VALID
+from services.store.catalog.catalog import Catalog
+from services.store.catalog.entries import DETACHED, LIVE, ON_DISK, SUSPECT
+from services.store.catalog.order import NONE
+from services.store.catalog.slots import CLEAN, DIRTY, GRANTED, QUARANTINED, STAGING
 
 
 def check_integrity(catalog: Catalog, *, writing: int = 0) -> None:

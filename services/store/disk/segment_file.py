@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.store.disk_errors import DiskFault, DiskFull, DiskTierError, DiskUnusable
-from services.store.footer import FORMAT, PAGE, Superblock, pack_superblock, unpack_superblock
-from services.store.scratch import ScratchPool
-from services.store.slot_space import HOLE, UNKNOWN
+from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable
+from services.store.disk.footer import FORMAT, PAGE, Superblock, pack_superblock, unpack_superblock
+from services.store.disk.scratch import ScratchPool
+from services.store.disk.slot_space import HOLE, UNKNOWN
 from shared.fileio import FileIO
 
 _NAME = re.compile(r"(\d{5})-(\d+)\.seg")

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import xxhash
 
-from services.store.footer import MAX_SLOTS, PAGE, Footer, pack_footer, unpack_footer
-from services.store.scratch import ScratchPool, is_aligned
-from services.store.segment_file import SegmentFile
+from services.store.disk.footer import MAX_SLOTS, PAGE, Footer, pack_footer, unpack_footer
+from services.store.disk.scratch import ScratchPool, is_aligned
+from services.store.disk.segment_file import SegmentFile
 
 RUN_BYTES = 4 << 20
 """Neighbours are read and written in calls of up to this many bytes."""

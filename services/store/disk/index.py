@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
-from services.store.disk_errors import DiskFault, DiskFull, DiskTierError, DiskUnusable, IndexBusy, IndexDamaged
-from services.store.gate import Gate
-from services.store.index_place import IndexPlace
-from services.store.index_record import ENTRY, Entry, pack_value, row, sealed, unpack_value, unsealed
-from services.store.lmdb_file import needed_bytes
+from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable, IndexBusy, IndexDamaged
+from services.store.disk.gate import Gate
+from services.store.disk.index_place import IndexPlace
+from services.store.disk.index_record import ENTRY, Entry, pack_value, row, sealed, unpack_value, unsealed
+from services.store.disk.lmdb_file import needed_bytes
 from shared.fileio import FileIO
 
 FORMAT = b"1"

@@ -9,10 +9,10 @@ of it in the batch, goes back to the end, so the disk holds chains from their fi
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.store.blocks import Blocks
-from services.store.entries import DETACHED, ON_DISK
-from services.store.order import NONE
-from services.store.slots import DIRTY, GRANTED
+from services.store.catalog.blocks import Blocks
+from services.store.catalog.entries import DETACHED, ON_DISK
+from services.store.catalog.order import NONE
+from services.store.catalog.slots import DIRTY, GRANTED
 
 _LAST = 0xFFFFFFFF
 

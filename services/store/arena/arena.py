@@ -15,9 +15,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.store.arena_size import SMALLEST, clamped, geometry_for
-from services.store.headers import Headers
-from services.store.records import PAGE, Geometry, aligned, pack_superblock, unpack_superblock
+from services.store.arena.headers import Headers
+from services.store.arena.records import PAGE, Geometry, aligned, pack_superblock, unpack_superblock
+from services.store.arena.size import SMALLEST, clamped, geometry_for
 
 
 class ArenaRefused(OSError):

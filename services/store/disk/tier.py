@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from services.store.disk_block import Block, DiskStatistics, footer_of
-from services.store.disk_errors import DiskFault, DiskFull, DiskTierError, DiskUnusable, IndexBusy, IndexDamaged
-from services.store.gate import Gate
-from services.store.index import MAP_BYTES, DiskIndex
-from services.store.index_record import ENTRY, Entry
-from services.store.meta_file import MetaFile
-from services.store.recovery import Recovery
-from services.store.segments import SEGMENT_BYTES, SegmentFiles
+from services.store.disk.block import Block, DiskStatistics, footer_of
+from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable, IndexBusy, IndexDamaged
+from services.store.disk.gate import Gate
+from services.store.disk.index import MAP_BYTES, DiskIndex
+from services.store.disk.index_record import ENTRY, Entry
+from services.store.disk.meta_file import MetaFile
+from services.store.disk.recovery import Recovery
+from services.store.disk.segments import SEGMENT_BYTES, SegmentFiles
 from shared.config import FaultsConfig
 from shared.faults import Faults
 from shared.fileio import FileIO

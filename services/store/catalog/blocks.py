@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.store.entries import DETACHED, ON_DISK, SUSPECT, Entries
-from services.store.headers import Headers
-from services.store.identity_table import Identities, IdentityMap, PackedMap
-from services.store.order import NONE
-from services.store.records import FLAG_CLEAN
-from services.store.slots import CLEAN, DIRTY, FREE, GRANTED, QUARANTINED, STAGING, HostSlots
+from services.store.arena.headers import Headers
+from services.store.arena.records import FLAG_CLEAN
+from services.store.catalog.entries import DETACHED, ON_DISK, SUSPECT, Entries
+from services.store.catalog.identity_table import Identities, IdentityMap, PackedMap
+from services.store.catalog.order import NONE
+from services.store.catalog.slots import CLEAN, DIRTY, FREE, GRANTED, QUARANTINED, STAGING, HostSlots
 
 DISK = 0
 """Head of the one list of the disk order."""

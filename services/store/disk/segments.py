@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from services.store.disk_errors import DiskFault, DiskFull, DiskTierError, DiskUnusable
-from services.store.footer import FORMAT, MAX_SLOTS, PAGE, SLOT_BITS, Footer, Superblock, padded, unpack_footer
-from services.store.segment_file import SegmentFile, parse_name, typed
-from services.store.slot_io import SlotIO, cut_runs
-from services.store.slot_space import HOLE, SPENT, UNKNOWN, USED, SlotSpace
+from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable
+from services.store.disk.footer import FORMAT, MAX_SLOTS, PAGE, SLOT_BITS, Footer, Superblock, padded, unpack_footer
+from services.store.disk.segment_file import SegmentFile, parse_name, typed
+from services.store.disk.slot_io import SlotIO, cut_runs
+from services.store.disk.slot_space import HOLE, SPENT, UNKNOWN, USED, SlotSpace
 from shared.fileio import FileIO
 
 SEGMENT_BYTES = 256 << 20

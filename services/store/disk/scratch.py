@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from services.store.footer import PAGE
+from services.store.disk.footer import PAGE
 
 _KEPT = 4
 """Buffers kept for the next caller; more callers at once get buffers that are dropped again."""

@@ -7,7 +7,7 @@ UNKNOWN (holds bytes, nobody has claimed it yet) ── adopt ─► USED, or fr
 
 from dataclasses import dataclass, field
 
-from services.store.footer import SLOT_BITS
+from services.store.disk.footer import SLOT_BITS
 
 HOLE, USED, UNKNOWN, SPENT = 0, 1, 2, 3
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.store.catalog import Catalog
-from services.store.entries import LIVE, ON_DISK
-from services.store.identity_table import Identities
-from services.store.order import NONE
-from services.store.rebuild import rebuild_orders
-from services.store.records import FLAG_CLEAN, FLAG_DOOMED, VALID
-from services.store.slots import CLEAN, DIRTY, GRANTED
+from services.store.arena.records import FLAG_CLEAN, FLAG_DOOMED, VALID
+from services.store.catalog.catalog import Catalog
+from services.store.catalog.entries import LIVE, ON_DISK
+from services.store.catalog.identity_table import Identities
+from services.store.catalog.order import NONE
+from services.store.catalog.rebuild import rebuild_orders
+from services.store.catalog.slots import CLEAN, DIRTY, GRANTED
 
 _VALID_STATES = (DIRTY, CLEAN)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from services.store.disk_block import footer_of
-from services.store.footer import Footer
-from services.store.index import REBUILDING, DiskIndex
-from services.store.index_record import ENTRY, Entry, pack_value
-from services.store.segments import SegmentFiles
+from services.store.disk.block import footer_of
+from services.store.disk.footer import Footer
+from services.store.disk.index import REBUILDING, DiskIndex
+from services.store.disk.index_record import ENTRY, Entry, pack_value
+from services.store.disk.segments import SegmentFiles
 
 
 class Recovery:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from services.store.headers import Headers
-from services.store.order import NONE
-from services.store.records import aligned
+from services.store.arena.headers import Headers
+from services.store.arena.records import aligned
+from services.store.catalog.order import NONE
 
 FREE, GRANTED, STAGING, DIRTY, CLEAN, QUARANTINED = 0, 1, 2, 3, 4, 5
 """STAGING: granted to ourselves, a disk read is under way. QUARANTINED: held bad bytes; out of use for a while."""

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.store.blocks import DISK, Blocks
-from services.store.entries import DETACHED, LIVE, ON_DISK, Entries
-from services.store.order import NONE
-from services.store.slots import DIRTY
+from services.store.catalog.blocks import DISK, Blocks
+from services.store.catalog.entries import DETACHED, LIVE, ON_DISK, Entries
+from services.store.catalog.order import NONE
+from services.store.catalog.slots import DIRTY
 
 
 def rebuild_orders(blocks: Blocks) -> None:

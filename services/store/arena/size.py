@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from services.store.records import PAGE, Geometry, aligned
+from services.store.arena.records import PAGE, Geometry, aligned
 from shared.machine import available_memory
 
 MIB = 1 << 20

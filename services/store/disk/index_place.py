@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.store.lmdb_file import damage
+from services.store.disk.lmdb_file import damage
 from shared.fileio import FileIO
 
 CLEAN = "clean"

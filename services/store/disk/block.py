@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.store.footer import Footer
-from services.store.index_record import Entry
+from services.store.disk.footer import Footer
+from services.store.disk.index_record import Entry
 
 
 class Block(NamedTuple):

@@ -6,12 +6,12 @@ Pinned blocks lose their names at once and their slots when they are let go; wha
 import numpy as np
 from numpy.typing import NDArray
 
-from services.store.blocks import Blocks
-from services.store.entries import DETACHED
-from services.store.order import NONE
-from services.store.rebuild import rebuild_orders
-from services.store.records import FLAG_DOOMED
-from services.store.slots import CLEAN, DIRTY, FREE, GRANTED
+from services.store.arena.records import FLAG_DOOMED
+from services.store.catalog.blocks import Blocks
+from services.store.catalog.entries import DETACHED
+from services.store.catalog.order import NONE
+from services.store.catalog.rebuild import rebuild_orders
+from services.store.catalog.slots import CLEAN, DIRTY, FREE, GRANTED
 
 MANY = 4096
 """Above that the orders are sorted anew (a second a million) instead of changed block by block (ten)."""

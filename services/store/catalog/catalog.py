@@ -17,17 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.store.behind import WriteBehind, WriteOrder
-from services.store.blocks import Blocks, Counters
-from services.store.clearing import clear_blocks
-from services.store.entries import DETACHED
-from services.store.headers import Headers
-from services.store.identity_table import Identities, IdentityMap, PackedMap
-from services.store.leases import Found, Generations, Leases, LookupCounters, Owner, StagedRun, StageOrder
-from services.store.order import NONE
-from services.store.records import GRANTED as HEADER_GRANTED
-from services.store.records import VALID as HEADER_VALID
-from services.store.slots import CLEAN, DIRTY, FREE, GRANTED, STAGING
+from services.store.arena.headers import Headers
+from services.store.arena.records import GRANTED as HEADER_GRANTED
+from services.store.arena.records import VALID as HEADER_VALID
+from services.store.catalog.behind import WriteBehind, WriteOrder
+from services.store.catalog.blocks import Blocks, Counters
+from services.store.catalog.clearing import clear_blocks
+from services.store.catalog.entries import DETACHED
+from services.store.catalog.identity_table import Identities, IdentityMap, PackedMap
+from services.store.catalog.leases import Found, Generations, Leases, LookupCounters, Owner, StagedRun, StageOrder
+from services.store.catalog.order import NONE
+from services.store.catalog.slots import CLEAN, DIRTY, FREE, GRANTED, STAGING
 from shared.messages.store import (
     COMMIT_DONE,
     COMMIT_STALE,

@@ -11,11 +11,11 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.store.blocks import Blocks
-from services.store.entries import DETACHED, ON_DISK, SUSPECT
-from services.store.order import NONE
-from services.store.records import FLAG_CLEAN, GRANTED, VALID
-from services.store.slots import CLEAN, DIRTY, FREE, STAGING
+from services.store.arena.records import FLAG_CLEAN, GRANTED, VALID
+from services.store.catalog.blocks import Blocks
+from services.store.catalog.entries import DETACHED, ON_DISK, SUSPECT
+from services.store.catalog.order import NONE
+from services.store.catalog.slots import CLEAN, DIRTY, FREE, STAGING
 
 MAX_LEASES = 4096
 """More are refused (as a miss): somebody forgets to release."""

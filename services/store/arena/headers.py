@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.store.records import (
+from services.store.arena.records import (
     CRC_AT,
     EPOCH_AT,
     EXTENT,
