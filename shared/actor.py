@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 import structlog
 import trio
 
-from shared.config import Config, load_config
+from shared.config import Config, ConfigError, load_config
 from shared.faults import Faults
+from shared.identity import KeyDamaged
 from shared.mailbox import Mailbox
 from shared.messages.hello import Snapshot, Status
+from shared.model.errors import ModelError
 from shared.node import Node, Reject, on
 from shared.paths import Lock, PlaceError, Places, default_home
 from shared.peers import Peer
@@ -28,6 +30,18 @@ from shared.peers import Peer
 __all__ = ["Actor", "Peer", "Reject", "on", "run"]
 
 HEARTBEAT_S = 1.0
+
+WRONG, TAKEN = 2, 4
+REFUSALS: dict[type[Exception], int] = {
+    ConfigError: WRONG,
+    ModelError: WRONG,
+    KeyDamaged: WRONG,
+    PlaceError: TAKEN,
+    FileExistsError: TAKEN,
+}
+"""What a person has to put right, by exit code. Everything else, also a ValueError of any library, is a crash: it has
+a traceback, and the supervisor tries again.
+"""
 
 
 class Actor(Node):
@@ -47,7 +61,7 @@ class Actor(Node):
         self._stop = trio.Event()
 
     async def start(self) -> None:
-        """Recovers state; long work in threads. Raising PlaceError or ConfigError stops the service with one line."""
+        """Recovers state; long work in threads. Raising one of REFUSALS stops the service with one line."""
 
     async def drain(self) -> None:
         """Finishes or persists what must not be lost; bounded by `supervise.grace_s`."""
@@ -167,7 +181,7 @@ async def _main(actor: Actor, supervisor_fd: int) -> None:
 
 
 def run(actor_class: type[Actor]) -> None:
-    """Body of `services/X/__main__.py`. Exit codes: 0 planned stop, 2 configuration, 4 place or endpoint taken."""
+    """Body of `services/X/__main__.py`. Exit codes: 0 planned stop, 2 and 4 see REFUSALS, 1 a crash."""
     configure_logging()
     supervisor_fd = int(os.environ.pop("PERDURE_SUPERVISOR_FD", "-1"))
     watchdog_fd = int(os.environ.pop("PERDURE_WATCHDOG_FD", "-1"))
@@ -182,15 +196,17 @@ def run(actor_class: type[Actor]) -> None:
             threading.Thread(target=_watch_supervisor, args=arguments, daemon=True, name="watchdog").start()
         actor = actor_class(places, config, incarnation=incarnation)
         trio.run(_main, actor, supervisor_fd)
-    except* (PlaceError, FileExistsError) as group:
-        sys.exit(_last_words(actor_class.role_name, group, 4))
-    except* ValueError as group:
-        sys.exit(_last_words(actor_class.role_name, group, 2))
+    except Exception as error:
+        reason, code = _refusal(error)
+        if not code:
+            raise
+        structlog.get_logger(role=actor_class.role_name).error("cannot_start", reason=reason, exit_code=code)
+        sys.exit(code)
 
 
-def _last_words(role: str, group: BaseExceptionGroup[Exception], code: int) -> int:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    structlog.get_logger(role=role).error("cannot_start", reason=str(error), exit_code=code)
-    return code
+def _refusal(error: Exception) -> tuple[str, int]:
+    """One line and the exit code; code 0 when anything in the group is a crash, which must not be hidden."""
+    if isinstance(error, ExceptionGroup):
+        inner = [_refusal(one) for one in error.exceptions]
+        return inner[0] if all(code for _, code in inner) else ("", 0)
+    return str(error), next((code for kind, code in REFUSALS.items() if isinstance(error, kind)), 0)

@@ -17,6 +17,10 @@ KEY_FORMAT = 1
 """Raised when the derivation below changes; part of every root."""
 
 
+class KeyDamaged(ValueError):
+    """The key's file does not hold a key; the text names the file and the way out."""
+
+
 def _framed(tag: bytes, value: bytes) -> bytes:
     return bytes((len(tag),)) + tag + len(value).to_bytes(8, "little") + value
 
@@ -72,7 +76,7 @@ def tenant_salt(key: bytes, tenant: str) -> bytes:
 def load_or_create_key(path: Path) -> bytes:
     """The 32-byte key of a home, 0600, created once; callers hold the home lock.
 
-    ValueError when the file has another size: a truncated key would silently make every block a stranger.
+    KeyDamaged when the file has another size: a truncated key would silently make every block a stranger.
     """
     try:
         key = path.read_bytes()
@@ -91,5 +95,5 @@ def load_or_create_key(path: Path) -> bytes:
         finally:
             part.unlink()
     if len(key) != 32:
-        raise ValueError(f"{path} holds {len(key)} bytes, a key has 32; restore it, or remove it and lose the cache")
+        raise KeyDamaged(f"{path} holds {len(key)} bytes, a key has 32; restore it, or remove it and lose the cache")
     return key

@@ -17,6 +17,8 @@ from shared.config import Config
 from shared.messages import Head
 from shared.messages.engine import CancelRequest, Journaled, Submit
 from shared.messages.front import AWAY_S, Accepted, Cancel, Cancelled, Generate, Rejected
+from shared.model.chat import TemplateError
+from shared.model.errors import BadModel
 from shared.model.spec import open_model
 from shared.paths import Places
 from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow
@@ -25,7 +27,9 @@ MAX_IN_WORK = 4096
 """Requests between Generate and its answer; more are `overloaded`."""
 MAX_BYTES_IN_WORK = 256 << 20
 INLINE_BYTES = 2048
-"""Inputs up to this size are encoded on the loop (about a millisecond): a thread costs more."""
+"""Texts up to this size are encoded on the loop (about a millisecond): a thread costs more. Never a chat, however
+small: its template is the model's own program, and may take seconds.
+"""
 MARGIN_S = 0.1
 """Answers are sent this long before the asker's deadline, so that it learns why instead of nothing."""
 CLIENTS = frozenset({"client", "gateway"})
@@ -56,7 +60,10 @@ class Tokenizer(Actor):
         spec, wanted = source.spec, self.config.model.max_context
         context = min(wanted, spec.max_context) if wanted else spec.max_context
         self._limits = limits = Limits(vocab=spec.vocab, max_context=context)
-        self._encoder = await trio.to_thread.run_sync(lambda: Encoder(spec, source.tokenizer(), limits))
+        try:
+            self._encoder = await trio.to_thread.run_sync(lambda: Encoder(spec, source.tokenizer(), limits))
+        except TemplateError as error:
+            raise BadModel(f"model {spec.name}: its chat template can't be used: {error}") from error
 
     def snapshot(self) -> dict[str, Any]:
         """`in_work`, `bytes_in_work` now; `accepted`, `rejected` since the start; model and limits."""
@@ -84,7 +91,8 @@ class Tokenizer(Actor):
             self._bytes_in_work += size
             try:
                 self._encoding[message.id] = False
-                submit = await self._encoded(message, peer.principal, until, inline=size <= INLINE_BYTES)
+                inline = message.messages is None and size <= INLINE_BYTES
+                submit = await self._encoded(message, peer.principal, until, inline=inline)
                 if self._encoding.pop(message.id, False):
                     raise Refusal("not_found", "the request was cancelled before it was submitted")
                 answer = await self._submitted(submit, until)

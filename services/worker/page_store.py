@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.config import ConfigError
+
 POISON = 0xFF
 """Byte of poisoned blocks: fp32, fp16 and bf16 all read it as NaN, so what multiplies it shows."""
 
@@ -49,7 +51,7 @@ class PageStore:
         try:
             self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
-            raise ValueError(f"no memory for a pool of {self.nbytes} bytes ({error}); lower kv.pool_bytes") from error
+            raise ConfigError(f"no memory for a pool of {self.nbytes} bytes ({error}); lower kv.pool_bytes") from error
         self.memory = memoryview(self._map)
         self.blocks: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8).reshape(nblocks, block_bytes)
         self._prefaulted = 0

@@ -112,5 +112,5 @@ def test_a_truncated_key_is_refused_and_a_new_one_is_private(tmp_path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert [p.name for p in tmp_path.iterdir()] == ["identity.key"]
     path.write_bytes(key[:31])
-    with pytest.raises(ValueError, match="31 bytes, a key has 32"):
+    with pytest.raises(identity.KeyDamaged, match="31 bytes, a key has 32"):
         identity.load_or_create_key(path)

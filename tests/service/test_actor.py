@@ -200,3 +200,42 @@ async def test_answers_to_nobody_are_failed_not_silent(places: Places) -> None:
     async with running(Echo, places), dialled("tokenizer", "scheduler", places) as (_, peer):
         with pytest.raises(RequestFailed, match="unsupported"):
             await peer.ask(Failed(code="x", reason="y"), Idle, deadline_s=5)
+
+
+REFUSING = """
+import sys
+from shared.actor import Actor, run
+from shared.config import ConfigError
+from shared.identity import KeyDamaged
+from shared.model.errors import BadModel, ModelError
+class Refusing(Actor):
+    role_name = "scheduler"
+    async def start(self):
+        raise eval(sys.argv[1])
+run(Refusing)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("ConfigError('two words')", 2),
+        ("BadModel('two words')", 2),
+        ("ExceptionGroup('g', [KeyDamaged('two words'), ModelError('x')])", 2),
+        ("FileExistsError('two words')", 4),
+        ("ValueError('two words')", 1),
+        ("UnicodeDecodeError('utf-8', b'two words', 0, 1, 'two words')", 1),
+        ("ExceptionGroup('g', [ConfigError('x'), ValueError('two words')])", 1),
+    ],
+)
+def test_only_what_a_person_must_put_right_exits_as_wrong_and_the_rest_is_a_crash(
+    places: Places, error: str, code: int
+) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+    environ |= {"PERDURE_HOME": str(places.home)}
+    done = subprocess.run([sys.executable, "-c", REFUSING, error], capture_output=True, env=environ, timeout=60)
+    told = done.stderr.decode()
+    assert done.returncode == code, told
+    assert "two words" in told
+    assert ("Traceback" in told) == (code == 1)
+    assert len(told.splitlines()) == 1 or code == 1

@@ -1,10 +1,13 @@
 """The scheduler's shell over real sockets, its counterparts played by hand."""
 
 import pytest
+from msgspec.structs import replace
 
+from services.scheduler.actor import CHECK_BLOCKS, Scheduler
+from services.scheduler.engine import Engine
 from services.scheduler.journal_segment import HEADER_BYTES, pack_header
 from services.scheduler.ledger import read_ledger
-from shared.config import Config, FaultsConfig, SchedulerConfig
+from shared.config import Config, ConfigError, FaultsConfig, SchedulerConfig
 from shared.messages.engine import CancelRequest, Idle, Journaled, Quiesce, StopAt, WorkerReady
 from shared.messages.front import Cancelled, Rejected
 from shared.messages.hello import Snapshot, Status
@@ -302,6 +305,21 @@ async def test_status_names_pool_queue_tiers_and_worker(places: Places) -> None:
         assert pool["locked"] == 0
 
 
+@pytest.mark.parametrize(("blocks", "checks"), [(CHECK_BLOCKS, 1), (CHECK_BLOCKS + 1, 0)])
+async def test_the_idle_check_leaves_out_pools_that_would_hold_the_loop_up(
+    places: Places, monkeypatch: pytest.MonkeyPatch, blocks: int, checks: int
+) -> None:
+    checked: list[Engine] = []
+    monkeypatch.setattr(Engine, "check_integrity", lambda core: checked.append(core))
+    async with staged(places) as stage:
+        shell = stage.scheduler
+        shell.worker.facts = replace(FACTS, blocks=blocks)
+        shell._unchecked, shell._check_at = True, 0.0
+        shell._check_when_idle(1.0)
+        assert (shell._unchecked, shell._check_at) == (False, None)
+    assert len(checked) == checks
+
+
 async def test_drain_leaves_new_requests_to_the_next_life_instead_of_refusing_them(places: Places) -> None:
     async with staged(places) as stage:
         tokenizer = await stage.tokenizer()
@@ -311,6 +329,13 @@ async def test_drain_leaves_new_requests_to_the_next_life_instead_of_refusing_th
             await tokenizer.ask(a_submit("b" * 32, PROMPT), (Journaled, Rejected), deadline_s=0.1)
     async with staged(places, incarnation=2) as stage:
         assert stage.scheduler.core.retained() == ["a" * 32]
+
+
+async def test_a_setting_that_means_nothing_is_named_as_wrong_configuration(places: Places) -> None:
+    shell = Scheduler(places, Config(scheduler=SchedulerConfig(step_tokens=0)), incarnation=1)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await shell.serve()
+    assert caught.group_contains(ConfigError, match="scheduler.step_tokens is 0")
 
 
 async def test_a_journal_of_another_version_stops_the_start_with_one_line(places: Places) -> None:

@@ -1,13 +1,16 @@
 """The front door over real sockets, with the scheduler's and the client's side played by hand."""
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
 
 from services.tokenizer import actor as tokenizer_actor
 from services.tokenizer.actor import Tokenizer
+from services.tokenizer.encode import Encoder
 from services.tokenizer.validate import BODY_BYTES
 from shared.config import Config, ModelConfig
 from shared.messages.base import pack_u32, unpack_u32
@@ -23,12 +26,15 @@ from shared.messages.front import (
     Sampling,
 )
 from shared.messages.hello import Snapshot, Status
+from shared.model.errors import BadModel
 from shared.model.toy import EOS, MAX_CONTEXT
 from shared.paths import Places
 from shared.peers import Peer, RequestFailed
 from shared.testing import TestMailbox, TestPeer, dialled, mailbox_of, running
+from tests.tiny_models import Tiny, write_directory
 
 ID = "ab" * 16
+TINY = Tiny()
 CONFIG = Config(model=ModelConfig(source="toy:1"))
 Scheduler = mailbox_of("scheduler", frozenset({"detokenizer", "tokenizer"}))
 
@@ -293,6 +299,34 @@ async def test_i11_the_loop_answers_while_books_are_encoded(places: Places) -> N
         assert done == ["small", *["context_too_long"] * 4]
         assert answered > 10
         nursery.cancel_scope.cancel()
+
+
+async def test_a_model_whose_template_is_broken_is_refused_by_name(places: Places, tmp_path: Path) -> None:
+    path = write_directory(tmp_path / "odd", TINY, TINY.tensors())
+    (path / "chat_template.jinja").write_text("{% for %}")
+    tokenizer = Tokenizer(places, Config(model=ModelConfig(source=str(path))), incarnation=1)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await tokenizer.serve()
+    assert caught.group_contains(BadModel, match="model odd: its chat template can't be used")
+
+
+async def test_a_chat_is_never_rendered_on_the_loop_however_small(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Templates are the model's programs: one may take seconds on two words."""
+    on_loop: list[bool] = []
+    real = Encoder.encode
+
+    def noting(self: Encoder, request: Generate) -> bytes:
+        on_loop.append(threading.get_ident() == loop)
+        return real(self, request)
+
+    loop = threading.get_ident()
+    monkeypatch.setattr(Encoder, "encode", noting)
+    async with scheduler_and_client(places) as (scheduler, client):
+        await submitted(scheduler, client, Generate(id=ID, messages=(ChatMessage(role="user", content="hi"),)))
+        await submitted(scheduler, client, Generate(id="cd" * 16, prompt="hi"))
+    assert on_loop == [False, True]
 
 
 async def test_i11_a_text_that_cannot_fit_is_refused_by_a_lower_bound_instead_of_counted(places: Places) -> None:
