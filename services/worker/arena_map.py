@@ -10,7 +10,6 @@ A reader of a mapping beyond the end of its file dies of SIGBUS, so the size is 
 import mmap
 import os
 import stat
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +20,6 @@ POPULATE_LIMIT = 4 << 30
 
 class ArenaUnusable(OSError):
     """The arena can't be mapped, or an offset is not inside it; the text says which file and why."""
-
-
-@dataclass(frozen=True)
-class ArenaStatistics:
-    """Bytes mapped now, and how many files have been mapped so far."""
-
-    nbytes: int
-    mapped: int
 
 
 class ArenaMap:
@@ -79,7 +70,6 @@ class Arenas:
 
     def __init__(self) -> None:
         self._current: ArenaMap | None = None
-        self._mapped = 0
 
     def open(self, path: str, key: str) -> ArenaMap:
         """The mapping of this very file, its size checked now; ArenaUnusable when there is none to be had."""
@@ -87,14 +77,9 @@ class Arenas:
         if current is None or (current.path, current.key) != (path, key):
             self._current = None  # also when mapping fails below: a name that moved on is not served by the old file
             self._current = current = ArenaMap(path, key)
-            self._mapped += 1
         try:
             current.check_size()
         except ArenaUnusable:
             self._current = None
             raise
         return current
-
-    def statistics(self) -> ArenaStatistics:
-        """Sizes, for status."""
-        return ArenaStatistics(self._current.nbytes if self._current else 0, self._mapped)

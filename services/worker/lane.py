@@ -24,19 +24,12 @@ class Lane:
         self.name = name
         self._token = trio.lowlevel.current_trio_token()
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Done] | None] = SimpleQueue()
-        self._pending = 0
         # A daemon: a step that outlives the grace of a drain must not keep the process from exiting.
         self._thread = threading.Thread(target=self._serve, name=f"perdure-{name}", daemon=True)
         self._thread.start()
 
-    @property
-    def pending(self) -> int:
-        """Jobs submitted whose `done` has not been called yet."""
-        return self._pending
-
     def submit(self, job: Callable[[], T], done: Callable[[outcome.Outcome[T]], None]) -> None:
         """Queues `job` for the thread; `done(outcome)` is called in the event loop. From the event loop only."""
-        self._pending += 1
         self._jobs.put((job, done))
 
     async def run(self, job: Callable[[], T]) -> T:
@@ -65,10 +58,6 @@ class Lane:
             job, done = entry
             result = outcome.capture(job)
             try:
-                self._token.run_sync_soon(self._finished, done, result)
+                self._token.run_sync_soon(done, result)
             except trio.RunFinishedError:  # the loop ended before us: nobody wants to know
                 return
-
-    def _finished(self, done: Done, result: outcome.Outcome[Any]) -> None:
-        self._pending -= 1
-        done(result)

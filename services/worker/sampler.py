@@ -8,6 +8,7 @@ Order, each step on what the one before has left (as in vLLM and Hugging Face):
 3. top-k keeps the k largest; 4. top-p, on their softmax, keeps the shortest descending run that reaches p;
 5. min-p keeps tokens of at least min_p times the largest probability; 6. one uniform number picks by inverse CDF
 in the order of ids.
+These are all the stages there are: penalties (on the logits, before temperature) come later and are no field yet.
 
 Log-probabilities are the log-softmax of the *raw* logits: before bias, temperature and every filter.
 """

@@ -75,9 +75,6 @@ class ModelSpec:
     template_tokens: Mapping[str, str] = field(default_factory=dict)
     """Variables that chat templates see: bos_token, eos_token, ..."""
     sampling: SamplingDefaults = SamplingDefaults()
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
 
     def kv_layout(self, dtype: str, block_tokens: int = 0) -> KVLayout:
         """Layout of this model's KV; `block_tokens` 0 means the default length (16 for the toy model)."""
@@ -100,7 +97,6 @@ class ModelSpec:
             "vocab": self.vocab,
             "norm_eps": self.norm_eps.hex(),
             "qk_norm": int(self.qk_norm),
-            "bias": int(self.qkv_bias) + 2 * int(self.o_bias) + 4 * int(self.mlp_bias),
             "rope": ",".join(float(x).hex() for x in (self.rope.theta, self.rope.dims, *self.rope.factors)),
         }
 
