@@ -59,6 +59,8 @@ class SchedulerConfig(Section, frozen=True):
     max_waiting: int = 4096
     result_ttl_s: float = 600.0
     """How long a finished request can still be attached to, and its id stays known."""
+    max_retained: int = 4096
+    """Finished requests kept at most; with more, those that ended first are forgotten before their time."""
     grace_s: float = 60.0
     """How long a request without an attached client goes on."""
     store_wait_s: float = 2.0

@@ -30,6 +30,7 @@ from shared.messages.engine import (
 from shared.messages.front import Rejected
 from shared.messages.store import Commit, Lookup, Reserve
 from tests.sim_client import Sent
+from tests.sim_losses import Losses
 from tests.sim_store import SimStore, Slot
 from tests.sim_worker import VOCAB, SimWorker, checksum_of
 
@@ -70,6 +71,8 @@ class World:
         self.mute = False
         """A store that gets questions and never answers."""
         self.clearing = False
+        self.ids: dict[int, str] = {}
+        self.losses = Losses()
         self.engine = Engine(self.settings, KEY)
         self._numbers = 0
         if worker:
@@ -107,6 +110,7 @@ class World:
             elif isinstance(effect, Forgotten):
                 assert self.sent[effect.id].finish is not None
                 self.forgotten.add(effect.id)
+        self.losses.check_ends(self.ids, self.sent)
         if plan is not None:
             assert self.plan is None
             self._check_plan(plan)
@@ -173,11 +177,13 @@ class World:
 
     def start_worker(self) -> None:
         self.epoch += 1
+        self.losses.lost(self.plan)
         self.plan, self.transfers = None, []
         self.worker = SimWorker(self.facts, self.max_context)
         self.call("worker_up", self.now, self.epoch, self.facts, self.max_context)
 
     def kill_worker(self) -> None:
+        self.losses.lost(self.plan)
         self.plan, self.transfers, self.worker = None, [], None
         self.call("worker_down", self.now)
 
@@ -186,6 +192,7 @@ class World:
         assert self.worker is not None
         assert self.plan is not None
         plan, self.plan = self.plan, None
+        self.losses.finished(plan)
         self.call("result", self.now, self.worker.run(plan))
 
     def step(self) -> bool:
@@ -261,6 +268,7 @@ class World:
             self.engine.result(self.now, self.worker.run(self.plan))  # effects are never carried out
         self.engine = Engine(self.settings, KEY)
         self.log, self.effects = [], []
+        self.losses.forgotten()
         self.plan, self.transfers, self.asks, self.clearing = None, [], [], False
         for sent in self.sent.values():
             sent.stop_at = None if sent.finish is None else sent.stop_at
@@ -334,6 +342,7 @@ class World:
     def _journal(self, record: AnyRecord) -> None:
         self.journal.append(record)
         if isinstance(record, Accept):
+            self.ids[record.key] = record.id
             assert record.key not in {other.key for other in self.journal[:-1] if isinstance(other, Accept)}
         elif isinstance(record, Step):
             assert record.rows
@@ -377,6 +386,7 @@ class World:
 
     def _check_plan(self, plan: Plan) -> None:
         """Rows write only blocks that are their request's own, each by one row; the budget holds."""
+        self.losses.check_plan(plan)
         size, written, total = self.facts.block_tokens, set[int](), 0
         for row in plan.rows:
             ids, table = array("I", row.ids), unpack_u32(row.blocks)

@@ -61,6 +61,8 @@ class Sent:
         else:
             assert not stops
             assert (reason == "cancelled") == self.cancelled
+            if reason == "error" and self.finish.error and self.finish.error[0] == "worker_lost":
+                return  # how often is the world's to check
             if reason == "error":  # accepted while no worker had told what can never fit
                 assert not self.tokens
                 assert len(prompt) > min(facts.blocks * facts.block_tokens, max_context - 1)

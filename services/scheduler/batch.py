@@ -26,6 +26,17 @@ class Batch:
             self.left -= count
             self.slices[request.key] = (request, count)
 
+    def isolated(self) -> "Batch":
+        """This batch, or, when somebody in it was part of a step in which the worker died, a batch of the first such
+        one alone. It stays alone until it gets further than it was: a second loss then strikes nobody else.
+        """
+        suspect = next((request for request, _ in self.slices.values() if request.losses), None)
+        if suspect is None:
+            return self
+        batch = Batch(self.left + sum(count for _, count in self.slices.values()))
+        batch.add(suspect)
+        return batch
+
     def rows(self, block_tokens: int) -> tuple[Row, ...]:
         """The plan's rows."""
         return tuple(_row(request, count, block_tokens) for request, count in self.slices.values())

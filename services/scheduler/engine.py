@@ -15,7 +15,7 @@ from services.scheduler.counters import EngineStatistics
 from services.scheduler.desk import Desk, Store
 from services.scheduler.events import Advanced, Effect, Events, Forgotten
 from services.scheduler.kv.manager import KVManager
-from services.scheduler.limits import Refusal, hopeless, malformed, token_limit
+from services.scheduler.limits import Refusal, deadly, hopeless, malformed, token_limit
 from services.scheduler.policy import WaitingQueue
 from services.scheduler.records import Accept, AnyRecord, Ended
 from services.scheduler.recovery import fold
@@ -51,6 +51,8 @@ class Engine(Events):
         self._steps = Steps(self._desk, self._home, self._waiting, self._finish)
         self._requests: dict[str, Request] = {}
         self._by_key: dict[int, Request] = {}
+        self._ended: dict[int, Request] = {}
+        """By key, in the order of their ends."""
         self._next_key = 1
         self._facts: KVFacts | None = None
         self._max_context = 0
@@ -115,18 +117,22 @@ class Engine(Events):
 
     def restore(self, now: float, records: Iterable[AnyRecord]) -> None:
         """The journal of earlier lives."""
-        for request in fold(records):
+        requests = fold(records)
+        last = {request.id: request for request in requests}  # an id that was forgotten may have been used again
+        for request in requests:
             self._next_key = max(self._next_key, request.key + 1)
-            if request.finish is not None and request.ended_at + self._settings.result_ttl_s <= now:
-                continue
-            self._register(request)
-            if request.finish is not None:
-                request.trim()
-                self._desk.timers.set(("forget", request.key), request.ended_at + self._settings.result_ttl_s)
-            else:
-                self._waiting.add(request)
-                if reason := request.natural_end():  # its last step was journaled, its end was not
-                    self._finish(now, request, reason)
+            over = request.finish is not None and request.ended_at + self._settings.result_ttl_s <= now
+            if request is last[request.id] and not over:
+                self._register(request)
+        live = [request for request in self._requests.values() if request.finish is None]
+        ended = [request for request in self._requests.values() if request.finish is not None]
+        for request in sorted(ended, key=lambda request: request.ended_at):
+            request.trim()
+            self._retain(request)
+        for request in live:
+            self._waiting.add(request)
+            if reason := request.natural_end():  # its last step was journaled, its end was not
+                self._finish(now, request, reason)
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -136,9 +142,8 @@ class Engine(Events):
             if kind == "deadline":
                 self._finish(now, self._by_key[number], "deadline")
             elif kind == "forget":
-                request = self._by_key.pop(number)
-                del self._requests[request.id]
-                self._desk.effects.append(Forgotten(request.id, number))
+                if number in self._ended:  # an end in this same tick may have taken its place
+                    self._forget(number)
             elif kind in ("reserve", "commit"):
                 self._home.saver.expire(kind, number)
             else:
@@ -173,9 +178,13 @@ class Engine(Events):
         if self._home.kv is None:
             return
         self._desk.counters.worker_losses += 1
-        self._steps.worker_down()
+        suspects = self._steps.worker_down()
         for request in self._home.worker_down(now):
             self._waiting.add(request)
+        for request in suspects:
+            request.losses += 1
+            if request.finish is None and (error := deadly(request)):
+                self._finish(now, request, "error", error)
 
     def next_plan(self, now: float) -> Plan | None:
         """The next step."""
@@ -208,7 +217,6 @@ class Engine(Events):
             self.store_down(now)
         self._desk.store = Store(incarnation, opened.arena, opened.arena_key, opened.epoch)
         same_arena, self._arena_key = self._arena_key == opened.arena_key, opened.arena_key
-        self._steps.lookups_allowed = True
         self._home.loader.breaker.reset()
         self._home.saver.store_up(now, opened.kept, incarnation, same_arena=same_arena)
 
@@ -242,14 +250,14 @@ class Engine(Events):
 
     def clear(self, now: float, root: bytes | None = None) -> int:
         """Forgets cached blocks -> how many."""
-        self._steps.lookups_allowed = False
+        self._steps.clears_out += 1
         return self._home.clear(now, root)
 
     def cleared(self, now: float, epoch: int | None) -> None:
         """The store's answer to a clear."""
-        self._steps.lookups_allowed = True
-        if self._desk.store is not None and epoch is not None:
-            self._desk.store = replace(self._desk.store, epoch=epoch)
+        self._steps.clears_out -= 1
+        if (store := self._desk.store) is not None and epoch is not None:
+            self._desk.store = replace(store, epoch=max(epoch, store.epoch))
         self._home.saver.cleared()
 
     # --- the whole ----------------------------------------------------------------------------------------------
@@ -262,7 +270,7 @@ class Engine(Events):
             running=len(home.running),
             loading=home.loader.active,
             leaving=len(home.leaving),
-            retained=sum(request.finish is not None for request in self._requests.values()),
+            retained=len(self._ended),
             in_flight=self._steps.in_flight,
             saving=home.saver.active,
             epoch=self._desk.epoch,
@@ -334,11 +342,24 @@ class Engine(Events):
         outgrown = reason == "length" and self._outgrown(request)
         request.trim()
         self._desk.timers.cancel(("deadline", request.key))
-        self._desk.timers.set(("forget", request.key), now + self._settings.result_ttl_s)
         self._desk.counters.finished[reason] += 1
         self._desk.counters.outgrown += outgrown
         self._desk.journal(Ended(request.key, now, finish))
         self._desk.effects.append(Advanced(request.id))
+        self._retain(request)
+
+    def _retain(self, request: Request) -> None:
+        """Keeps an ended request for its time; with too many of them, those that ended first are forgotten."""
+        self._ended[request.key] = request
+        self._desk.timers.set(("forget", request.key), request.ended_at + self._settings.result_ttl_s)
+        while len(self._ended) > self._settings.max_retained:
+            self._forget(next(iter(self._ended)))
+
+    def _forget(self, key: int) -> None:
+        request = self._ended.pop(key)
+        del self._by_key[key], self._requests[request.id]
+        self._desk.timers.cancel(("forget", key))
+        self._desk.effects.append(Forgotten(request.id, key))
 
     def _outgrown(self, request: Request) -> bool:
         wanted = request.prompt_tokens + request.accept.max_tokens

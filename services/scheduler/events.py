@@ -160,6 +160,9 @@ class Events(Protocol):
     def worker_down(self, now: float) -> None:
         """The worker's exit is *proven*: its pool is gone. Running requests wait again at the front, with tokens.
 
+        Those that were in the outstanding plan run alone until they get further; one that has lost three workers in
+        a row without getting further ends with the error `worker_lost`.
+
         Never call it for missed heartbeats: a copy of a living worker may still write into granted slots.
         """
 
@@ -207,7 +210,7 @@ class Events(Protocol):
     def cleared(self, now: float, epoch: int | None) -> None:
         """The store's new clear epoch; saves and loads of older ones are refused from now on.
 
-        None when the store could not be asked. Until one of the two is told, nothing is looked up.
+        None when the store could not be asked. To be told once for each `clear`; until all are, nothing is looked up.
         """
 
     # --- out

@@ -1,10 +1,13 @@
-"""What can never be served is refused at once, with both numbers; and how far a request may go."""
+"""What can never be served is refused at once, with both numbers; how far a request may go, how often fail."""
 
 from services.scheduler.request import Request
 from shared.messages.engine import KVFacts
 from shared.messages.front import RejectCode
 
 Refusal = tuple[RejectCode, str, dict[str, float]]
+
+MOST_LOSSES = 3
+"""A request in whose steps so many workers died in a row is given up: all others would wait for it for ever."""
 
 
 def malformed(request: Request, seconds: float | None) -> Refusal | None:
@@ -31,6 +34,14 @@ def hopeless(request: Request, facts: KVFacts, max_context: int) -> Refusal | No
         advice = f"shorten by {prompt - pool:,} or start with a larger pool"
         return "never_fits", f"{text}; {advice}", {"prompt_tokens": prompt, "pool_tokens": pool}
     return None
+
+
+def deadly(request: Request) -> tuple[str, str] | None:
+    """The error of a request that seems to kill every worker, or None while it may try again."""
+    if request.losses < MOST_LOSSES:
+        return None
+    text = f"the worker died {request.losses} times in a row in a step with this request, which never got further"
+    return "worker_lost", f"{text}; it is given up so that others are served; the worker's log may tell why"
 
 
 def token_limit(request: Request, facts: KVFacts, max_context: int) -> int:

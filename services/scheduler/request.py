@@ -3,7 +3,7 @@
             submit                admit                    (forced or for room)
     ───────────────► WAITING ──────────────► RUNNING ── retract ──► WAITING (resumed, at the front)
                         │ lookup at the store   │ load, prefill, decode
-                        └────── end ◄───────────┘        ended requests stay for `result_ttl_s`
+                        └────── end ◄───────────┘        ended ones stay for `result_ttl_s`
 
 It has blocks (`seq`) exactly while it runs, and while a step that it ended in is still out (`leaving`).
 """
@@ -63,6 +63,10 @@ class Request:
     """Identities of its leading full blocks, as far as they were needed."""
     from_tier: tuple[int, int, int] = (0, 0, 0)
     """Tokens from device, host and disk at the present admission."""
+    furthest: int = 0
+    """The most tokens that had their KV at the end of any of its steps, also in pools that are gone."""
+    losses: int = 0
+    """Workers lost in a row in a step that it was part of, without its getting further in between."""
     sharing: bool = False
     """Whether it was ever made to wait for another's prefix; for the counter."""
 
@@ -118,6 +122,13 @@ class Request:
         self.tokens.append(token)
         if self.logprobs is not None:
             self.logprobs.append(logprob or TokenLogprob(0.0, b"", ()))
+
+    def came_to(self, computed: int) -> None:
+        """A step with it is over. Only what is new counts: what it repeats after a loss says nothing about the step
+        that was lost.
+        """
+        if computed > self.furthest:
+            self.furthest, self.losses = computed, 0
 
     def natural_end(self) -> FinishReason | None:
         """Why the output ends with its last token, or None when it goes on."""

@@ -24,6 +24,7 @@ class Settings:
     max_running: int = 64
     max_waiting: int = 4096
     result_ttl_s: float = 600.0
+    max_retained: int = 4096
     lookup_s: float = 0.05
     load_s: float = 5.0
     prefix_cache: bool = True
@@ -39,7 +40,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):
             raise ValueError(f"scheduler.policy is {self.policy!r}; known are {', '.join(get_args(Policy))}")
-        for name in ("step_tokens", "max_running", "max_waiting"):
+        for name in ("step_tokens", "max_running", "max_waiting", "max_retained"):
             if getattr(self, name) < 1:
                 raise ValueError(f"scheduler.{name} is {getattr(self, name)}; at least 1 is needed")
 
@@ -53,6 +54,7 @@ class Settings:
             max_running=options.max_running,
             max_waiting=options.max_waiting,
             result_ttl_s=options.result_ttl_s,
+            max_retained=options.max_retained,
             lookup_s=options.lookup_s,
             load_s=options.load_s,
             prefix_cache=config.kv.prefix_cache,

@@ -1,7 +1,8 @@
 """One step at a time: make the plan, take its result.
 
 next_plan:  force a retraction (tests) ─► blocks for each decode, oldest first, retracting the newest
-            ─► decodes, then running prefills, into the budget ─► admissions into the rest ─► rows
+            ─► decodes, then running prefills, into the budget ─► admissions into the rest
+            ─► who was in a lost step alone ─► rows
 result:     tokens appended, full blocks published ─► journal Admit, Step ─► ended requests ─► told
 """
 
@@ -41,17 +42,18 @@ class Steps:
         self._out: _Out | None = None
         self._steps_unforced = 0
         self._turns = 0
-        self.lookups_allowed = True
-        """False between a clear and the store's answer to it."""
+        self.clears_out = 0
+        """Clears that the store has not answered: nothing is looked up until it has answered all."""
 
     @property
     def in_flight(self) -> int:
         """Rows of the outstanding plan."""
         return len(self._out.slices) if self._out else 0
 
-    def worker_down(self) -> None:
-        """The outstanding plan will never be answered."""
-        self._out = None
+    def worker_down(self) -> list[Request]:
+        """The outstanding plan will never be answered; returns whose it was."""
+        out, self._out = self._out, None
+        return [request for request, _ in out.slices.values()] if out else []
 
     # --- planning -----------------------------------------------------------------------------------------------
 
@@ -69,6 +71,7 @@ class Steps:
             if self._home.has_room(request, len(request.tokens)):
                 batch.add(request)
         self._admit(now, batch)
+        batch = batch.isolated()
         self._home.saver.go_on(now)
         if not batch.slices:
             return None
@@ -146,7 +149,7 @@ class Steps:
     def _look_up(self, now: float, request: Request, cached: int, wanted: int) -> bool:
         """Asks the store for the blocks that the device lacks; False when there is no point in waiting for it."""
         store, loader = self._desk.store, self._home.loader
-        if store is None or not store.arena or not self.lookups_allowed or not request.lookups_left:
+        if store is None or not store.arena or self.clears_out or not request.lookups_left:
             return False
         if loader.breaker.open:
             self._desk.counters.waits_refused += 1
@@ -205,6 +208,7 @@ class Steps:
             self._desk.journal(request.admit)
         self._desk.counters.computed_tokens += count
         self._home.computed(request, count)
+        request.came_to(request.computed)
         if sampled:
             logprobs = None if request.logprobs is None else (row.logprob or TokenLogprob(0.0, b"", ()),)
             records.append(StepRow(request.key, request.output_tokens, pack_u32([row.token]), logprobs))

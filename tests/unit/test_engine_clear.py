@@ -62,3 +62,38 @@ def test_answers_of_another_clear_epoch_are_refused() -> None:
     assert counter(world, "lookups_stale") == 1
     assert not world.store.leases
     world.settle()
+
+
+@pytest.mark.parametrize("store_restarts", [False, True])
+def test_of_two_clears_at_once_the_first_answer_allows_no_lookup_yet(store_restarts: bool) -> None:
+    world = stored()
+    prompt = warm(world)
+    for _ in range(2):
+        world.call("clear", world.now, None)
+    if store_restarts:
+        world.kill_store()
+        world.start_store()
+    first, second = world.store.epoch, world.store.clear()
+    lookups = counter(world, "lookups")
+    world.call("cleared", world.now, None if store_restarts else first)
+    world.submit(prompt, 1)
+    while world.live():
+        world.turn()
+    assert counter(world, "lookups") == lookups
+    world.call("cleared", world.now, second)
+    world.start_worker()
+    world.submit(prompt, 1)
+    world.settle()
+    assert counter(world, "lookups") > lookups
+
+
+def test_answers_to_clears_in_another_order_keep_the_later_epoch() -> None:
+    world = stored()
+    for _ in range(2):
+        world.call("clear", world.now, None)
+    first, second = world.store.clear(), world.store.clear()
+    world.call("cleared", world.now, second)
+    world.call("cleared", world.now, first)
+    store = world.engine._desk.store
+    assert store is not None
+    assert store.epoch == second

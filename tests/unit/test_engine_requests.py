@@ -336,3 +336,48 @@ def test_a_retained_request_keeps_its_answer_and_not_its_prompt() -> None:
     world.restart_scheduler()
     assert len(world.engine._requests[id].tokens) == 3
     world.settle()
+
+
+def test_with_too_many_finished_requests_those_that_ended_first_are_forgotten() -> None:
+    world = World(Settings(step_tokens=16, max_retained=2), blocks=40)
+    late = world.submit(words(5, 9), 30)
+    ids = [world.submit(words(5, salt), 1 + salt) for salt in range(3)]
+    while len(world.live()) > 1:
+        world.turn()
+        world.advance(0.01)
+    assert world.forgotten == {ids[0]}
+    world.settle()
+    assert world.forgotten == set(ids[:2])
+    assert world.engine.retained() == [late, ids[2]]
+    assert world.engine.statistics().retained == 2
+    world.restart_scheduler()
+    assert world.engine.retained() == [late, ids[2]]
+    world.advance(700.0)
+    assert world.engine.statistics().retained == 0
+
+
+def test_an_end_in_the_tick_that_forgets_another_takes_its_place_once() -> None:
+    world = World(Settings(step_tokens=16, max_retained=1, result_ttl_s=10.0), blocks=40)
+    first = world.submit(words(5), 1)
+    world.settle()
+    world.kill_worker()
+    second = world.submit(words(5), 1, deadline_s=5.0)
+    world.advance(20.0)
+    assert world.forgotten == {first}
+    assert world.engine.retained() == [second]
+
+
+def test_an_id_that_was_forgotten_and_used_again_is_one_request_after_a_restart() -> None:
+    world = World(Settings(step_tokens=16, max_retained=1), blocks=40)
+    world.submit(words(5), 1, id="twice")
+    world.settle()
+    world.submit(words(5), 1)
+    world.settle()
+    assert world.forgotten == {"twice"}
+    del world.sent["twice"]
+    world.submit(words(6), 2, id="twice")
+    world.settle()
+    world.restart_scheduler()
+    assert world.engine.retained() == ["twice"]
+    world.advance(700.0)
+    assert world.engine.retained() == []
