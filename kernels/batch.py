@@ -30,12 +30,28 @@ class Span:
 
 @dataclass(frozen=True)
 class Batch:
-    """`ids`, `positions`: int64 [T] over all spans, in their order; `sampled`: int64 [S], tokens that want logits."""
+    """`ids`, `positions`: int64 [T] over all spans, in their order.
+
+    `sampled`: int64 [S], the tokens that want logits: the last ones of some spans, in the spans' order.
+    """
 
     ids: torch.Tensor
     positions: torch.Tensor
     spans: tuple[Span, ...]
     sampled: torch.Tensor
+
+    def only_sampled(self) -> "Batch":
+        """The sampled tokens alone, each as a decode whose own KV is already in the pool."""
+        if len(self.sampled) == len(self.ids):
+            return self
+        wanted = set(self.sampled.tolist())
+        spans = [span for span in self.spans if span.first + span.count - 1 in wanted]
+        return Batch(
+            ids=self.ids[self.sampled],
+            positions=self.positions[self.sampled],
+            spans=tuple(Span(row, 1, span.end - 1, span.blocks) for row, span in enumerate(spans)),
+            sampled=torch.arange(len(spans)),
+        )
 
 
 def make_batch(rows: Sequence[tuple[int, torch.Tensor, torch.Tensor, bool]]) -> Batch:

@@ -18,8 +18,9 @@ def measure_largest_step(decoder: Decoder, layout: KVLayout, config: Config, con
     """Bytes above what is resident now; None where the kernel doesn't tell.
 
     `max_running` rows and `step_tokens` tokens, the remainder as a chunk of the first row, which ends at the longest
-    context that fits both model and pool. One layer is run: buffers go from layer to layer, so it shows the peak.
-    All tables name the one block of a pool of one, because only sizes matter here.
+    context that fits both model and pool. Two layers are run: buffers go from layer to layer, so the first shows the
+    peak, while the last computes sampled tokens only. All tables name the one block of a pool of one, because only
+    sizes matter here.
     """
     reach = min(context, config.kv.pool_bytes // layout.block_bytes * layout.block_tokens)
     rows = min(config.scheduler.max_running, config.scheduler.step_tokens)
@@ -29,10 +30,10 @@ def measure_largest_step(decoder: Decoder, layout: KVLayout, config: Config, con
     decode = min(DECODE_CONTEXT, reach) - 1
     plan += [(decode, torch.zeros(1, dtype=torch.int64), table, True)] * (rows - 1)
     kv = PagedKV(bytearray(layout.block_bytes), layout)
-    decoder.forward(make_batch(plan[-1:]), kv, layers=1)  # what only a first run allocates is not the step's
+    decoder.forward(make_batch(plan[-1:]), kv, layers=2)  # what only a first run allocates is not the step's
     if not forget_peak():
         return None
     before, _ = resident_bytes()
-    decoder.forward(make_batch(plan), kv, layers=1)
+    decoder.forward(make_batch(plan), kv, layers=2)
     _, peak = resident_bytes()
     return max(0, peak - before)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kernels.batch import make_batch
 from kernels.reference import step as reference_step
 from kernels.reference.backend import Reference
 from kernels.rope import RopeTables, rope_tables
@@ -142,3 +143,17 @@ def test_only_the_token_whose_kv_is_not_finite_is_unhealthy(bad: float, where: s
     assert step.health.isfinite().tolist() == [True, False, True]
     others = backend.attention(pool.randn(3, 4, 8), 0, step, 1.0)[2]
     assert bool(others.isfinite().all())
+
+
+def test_the_sampled_tokens_of_a_batch_are_decodes_at_the_ends_of_their_spans() -> None:
+    tables = [torch.arange(4) + 10 * row for row in range(3)]
+    ids = torch.arange(8)
+    batch = make_batch([(0, ids[:3], tables[0], True), (5, ids[3:7], tables[1], False), (40, ids[7:], tables[2], True)])
+    sampled = batch.only_sampled()
+    assert sampled.ids.tolist() == [2, 7]
+    assert sampled.positions.tolist() == [2, 40]
+    assert [(span.first, span.count, span.start, span.end) for span in sampled.spans] == [(0, 1, 2, 3), (1, 1, 40, 41)]
+    assert [span.blocks is table for span, table in zip(sampled.spans, (tables[0], tables[2]), strict=True)] == [
+        True
+    ] * 2
+    assert sampled.only_sampled() is sampled

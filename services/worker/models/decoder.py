@@ -19,10 +19,13 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 class Layer(Protocol):
-    """One layer of a family."""
+    """One layer of a family, in two halves: what is kept for later tokens, and what these tokens become."""
 
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """The residual stream [T, hidden] through this layer; `x` may be overwritten."""
+    def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Writes the KV of the residual stream [T, hidden] and returns its queries [T, heads, head_dim]."""
+
+    def mix(self, x: torch.Tensor, q: torch.Tensor, step: Step) -> torch.Tensor:
+        """Attention and feed-forward: the residual stream [T, hidden] behind this layer. `x` may be overwritten."""
 
 
 LayerType: TypeAlias = Callable[[ModelSpec, Weights, Backend, int], Layer]
@@ -62,10 +65,21 @@ class Decoder:
             progress(n + 1, spec.layers)
 
     def forward(self, batch: Batch, kv: PagedKV, *, layers: int | None = None) -> Forward:
-        """Feeds a batch and writes its KV into the pool. `layers`: only that many first ones (a sizing run)."""
+        """Feeds a batch and writes its KV into the pool. `layers`: only that many first ones (a sizing run).
+
+        Of the last layer's output only sampled tokens are read, so only they are computed: of a prompt's chunk, that
+        saves all but the KV of that layer.
+        """
         step = self._backend.begin(batch, kv, self._rope)
         x = self._backend.embed(batch.ids, self._embedding)
-        for layer in self._layers[:layers]:
-            x = layer.forward(x, step)
-        x = self._backend.rms_norm(x[batch.sampled], self._norm, self.spec.norm_eps)
+        *others, last = self._layers[:layers]
+        for layer in others:
+            x = layer.mix(x, layer.project(x, step), step)
+        q = last.project(x, step)
+        sampled = batch.only_sampled()
+        if sampled is not batch:
+            x, q = x[batch.sampled], q[batch.sampled]
+        if len(x):
+            x = last.mix(x, q, step if sampled is batch else self._backend.begin(sampled, kv, self._rope))
+        x = self._backend.rms_norm(x, self._norm, self.spec.norm_eps)
         return Forward(self._backend.logits(x, self._head), step.health)

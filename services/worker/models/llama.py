@@ -21,21 +21,21 @@ class LlamaLayer:
         self.down = backend.pack([mine["down"]])
         self.scale = spec.head_dim**-0.5
 
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """See `decoder.Layer`."""
+        backend, heads, kv_heads = self.backend, self.spec.heads, self.spec.kv_heads
+        qkv = backend.linear(backend.rms_norm(x, self.attn_norm, self.spec.norm_eps), self.qkv)
+        qkv = qkv.view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
+        qk = backend.rope(self.before_rope(qkv[:, : heads + kv_heads]), step)  # q and k turn alike: one call
+        backend.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], self.n, step)
+        return qk[:, :heads]
+
+    def mix(self, x: torch.Tensor, q: torch.Tensor, step: Step) -> torch.Tensor:
         """See `decoder.Layer`."""
         backend = self.backend
-        mixed = self.attend(backend.rms_norm(x, self.attn_norm, self.spec.norm_eps), step)
-        x = backend.linear(mixed, self.o, x)
+        x = backend.linear(backend.attention(q, self.n, step, self.scale), self.o, x)
         wide = backend.swiglu(backend.rms_norm(x, self.ffn_norm, self.spec.norm_eps), self.gate_up)
         return backend.linear(wide, self.down, x)
-
-    def attend(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """[T, hidden] -> [T, heads * head_dim]; writes this layer's KV of the batch."""
-        heads, kv_heads = self.spec.heads, self.spec.kv_heads
-        qkv = self.backend.linear(x, self.qkv).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
-        qk = self.backend.rope(self.before_rope(qkv[:, : heads + kv_heads]), step)  # q and k turn alike: one call
-        self.backend.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], self.n, step)
-        return self.backend.attention(qk[:, :heads], self.n, step, self.scale)
 
     def before_rope(self, qk: torch.Tensor) -> torch.Tensor:
         """What a family does to the heads of q and k, [T, heads + kv_heads, head_dim], before they are rotated."""
