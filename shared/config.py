@@ -93,6 +93,8 @@ class SuperviseConfig(Section, frozen=True):
 
     hang_s: float = 10.0
     grace_s: float = 4.0
+    nice: int = 10
+    """How much tokenizer, detokenizer and gateway yield to scheduler, worker and store (0 to 19)."""
     max_failures: int = 5
     """Exits before ready, in a row, after which the stack stops."""
     recovery_timeout_s: float = 30.0

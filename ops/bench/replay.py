@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from services.worker.loading import load_runner
+from services.worker.openmp import settle_openmp
 from services.worker.page_store import PageStore
 from services.worker.recorder import recorded
 from services.worker.steps import Steps
@@ -19,6 +20,7 @@ from shared.paths import Places, default_home
 
 def main() -> None:
     """Replays every plan of the file, in order, as fast as the runner goes."""
+    settle_openmp()
     config = load_config()
     runner = load_runner(config, Places(default_home()), lambda what, share: None)
     pool = PageStore(runner.facts.blocks, runner.facts.block_bytes)

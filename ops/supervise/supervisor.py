@@ -26,8 +26,21 @@ from shared.paths import Lock, Places
 from shared.peers import wait_exit
 
 STACK_PID = "PERDURE_STACK_PID"
+YIELDING = frozenset({"tokenizer", "detokenizer", "gateway"})
+"""Services whose work may wait a little when the compute threads need the cores."""
 START_S = 120.0
 """How long a service may take from exec to its first heartbeat (a cold import of torch on a slow disk)."""
+
+
+def yield_cores(pid: int, nice: int) -> None:
+    """Lowers a new process's priority, also that of its session's group: where the kernel groups sessions
+    (autogroup), a nice value counts only inside a session, and each service has one of its own.
+    """
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+    except OSError:  # it has exited already, or this kernel has no such groups
+        return
 
 
 def ancestors(parent: int, stack: str) -> set[int]:
@@ -134,6 +147,8 @@ class Supervisor:
     async def _keep_alive(self) -> int:
         while not self._stopping.is_set():
             child = self.child = Child(self.service, next_incarnation(self.places.incarnations, self.service))
+            if self.service in YIELDING:
+                yield_cores(child.process.pid, self.config.nice)
             self.log.info("started", incarnation=child.incarnation, pid=child.process.pid)
             await self._until_exit(child)
             code = child.close()

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import outcome
+import trio
 
 from services.worker.lane import Lane
 from services.worker.loading import load_runner
@@ -34,6 +35,8 @@ MAX_PLANS = 2
 MAX_TRANSFERS = 1024
 PREFAULT_BYTES = 4 << 20
 """Per turn of the copy lane, so that a transfer waits for few milliseconds; no turn is taken beside other work."""
+IDLE_S = 0.25
+"""Nothing has been wanted for this long: then the pool may be touched."""
 SCHEDULER = frozenset({"scheduler"})
 
 
@@ -49,7 +52,7 @@ class Worker(Actor):
         self._loading = ("starting", 0.0)
         self._runner: Runner | None = None
         self._plans = self._transfers_queued = 0
-        self._prefaulted = False
+        self._worked = 0.0
         self.dial("scheduler")
 
     async def start(self) -> None:
@@ -66,8 +69,8 @@ class Worker(Actor):
             self._stop_lanes()
             raise
         self._loading = ("ready", 1.0)
-        self._prefaulted = isinstance(self._runner, ToyRunner)  # a test's pool is not worth its memory unused
-        self._prefault()
+        if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory unused
+            self.nursery.start_soon(self._prefault)
 
     async def drain(self) -> None:
         """Lets the running step and copies end, so that their outcomes still reach the scheduler."""
@@ -83,17 +86,19 @@ class Worker(Actor):
     def _progress(self, what: str, share: float) -> None:
         self._loading = (what, share)  # called in the compute thread; one assignment is atomic
 
-    def _prefault(self) -> None:
-        """Touches the pool bit by bit while nobody wants anything: first touch runs at a tenth of a copy's rate."""
-        if self._prefaulted or self._plans or self._transfers_queued:
-            return
+    async def _prefault(self) -> None:
+        """Touches the pool bit by bit while nobody wants anything: first touch runs at a tenth of a copy's rate.
 
-        def done(all_touched: outcome.Outcome[bool]) -> None:
-            self._prefaulted = all_touched.unwrap()
-            self._prefault()
-
-        self._prefaulted = True  # until `done`, so that one turn is under way at most
-        self._copy.submit(partial(self._pool.prefault, PREFAULT_BYTES), done)
+        Between two steps of a batch the worker is idle for a moment, too; a turn begun there would slow the next
+        step down. So a turn needs a pause of `IDLE_S` since the last work.
+        """
+        touched = False
+        while not touched:
+            left = self._worked + IDLE_S - trio.current_time()
+            if self._plans or self._transfers_queued or left > 0:
+                await trio.sleep(max(left, IDLE_S / 4))
+            else:
+                touched = await self._copy.run(partial(self._pool.prefault, PREFAULT_BYTES))
 
     # --- the scheduler comes and goes
 
@@ -164,7 +169,7 @@ class Worker(Actor):
         message = result.unwrap()
         if message is not None and epoch == self._epoch:
             self._send(peer, head, message)
-        self._prefault()
+        self._worked = trio.current_time()
 
     def _send(self, peer: Peer, head: Head, message: Message) -> None:
         """Answers a request as its reply, a push as a push."""
