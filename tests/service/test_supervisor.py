@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
 
 from ops.admin import admin, reach
+from ops.supervise.supervisor import yield_cores
 from shared.messages.hello import Snapshot, Status
 from shared.paths import Places
 from shared.peers import Peer, wait_exit
@@ -146,3 +148,13 @@ async def test_i08_a_stopped_service_does_not_outlive_its_killed_supervisor(plac
         process.kill()
         with trio.fail_after(15):
             await wait_exit(first.pid)
+
+
+def test_yielding_services_give_way_in_their_own_session_too() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    yield_cores(process.pid, 7)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == 7
+    group = Path(f"/proc/{process.pid}/autogroup")
+    assert not group.exists() or "nice 7" in group.read_text()
+    process.communicate(b"\n")
+    yield_cores(process.pid, 7)  # gone: no error
