@@ -88,18 +88,20 @@ class Link:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, monitor, lost, nursery.cancel_scope)
-                socket.raw.connect(node.places.endpoint(self.role))
                 hello = Hello(role=node.role, engine=node.engine, incarnation=node.incarnation, pid=node.pid)
-                socket.send_nowait(encode(Head(), hello))
-                peer = await self._welcomed(socket)
+                try:
+                    socket.raw.connect(node.places.endpoint(self.role))
+                    socket.send_nowait(encode(Head(), hello))
+                except zmq.ZMQError as error:  # refused so quickly that the queue is gone already: EAGAIN
+                    node.dropped("connect", f"{self.role}: {error}")
+                else:
+                    peer = await self._welcomed(socket)
                 if peer is not None:
                     self._stands(peer)
                     nursery.start_soon(self._heartbeat, peer, nursery.cancel_scope)
                     nursery.start_soon(self._watch_exit, peer, nursery.cancel_scope)
                     await self._receive(socket, peer)
                 nursery.cancel_scope.cancel()
-        except zmq.ZMQError as error:
-            node.dropped("connect", f"{self.role}: {error}")
         finally:
             socket.raw.disable_monitor()
             monitor.close()

@@ -239,3 +239,20 @@ def test_only_what_a_person_must_put_right_exits_as_wrong_and_the_rest_is_a_cras
     assert "two words" in told
     assert ("Traceback" in told) == (code == 1)
     assert len(told.splitlines()) == 1 or code == 1
+
+
+async def test_i03_a_hello_that_finds_no_queue_is_tried_again(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connect that is refused at once can take the DEALER's queue away before the hello: EAGAIN, once."""
+    send, refused = Socket.send_nowait, []
+
+    def once_refused(self: Socket, frames: list[bytes]) -> None:
+        if not refused and b"Hello" in frames[-1]:
+            refused.append(True)
+            raise zmq.Again
+        send(self, frames)
+
+    monkeypatch.setattr(Socket, "send_nowait", once_refused)
+    async with running(Echo, places), dialled("tokenizer", "scheduler", places) as (node, peer):
+        assert (await peer.ask(Quiesce(epoch=7), Idle, deadline_s=5)).epoch == 7
+        assert refused
+        assert node.drops["connect"] == 1
