@@ -3,6 +3,7 @@
 Part of the package, and not of the tests, so that services, operations and users' own tests can share it.
 """
 
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +15,7 @@ from shared.config import Config
 from shared.messages import Head, Message
 from shared.node import Node
 from shared.paths import Places
-from shared.peers import Peer
+from shared.peers import Peer, wait_exit
 
 A = TypeVar("A", bound=Actor)
 
@@ -95,6 +96,12 @@ async def dialled(
                 nursery.cancel_scope.cancel()
     finally:
         node.close()
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code, once it has one; gives way to a deadline, as a thread in `wait()` would not."""
+    await wait_exit(process.pid)
+    return process.wait()
 
 
 class TestMailbox(Actor):

@@ -14,7 +14,7 @@ from shared.messages.front import Rejected
 from shared.messages.hello import Bye
 from shared.paths import Places
 from shared.peers import PeerGone
-from shared.testing import TestPeer, dialled
+from shared.testing import TestPeer, dialled, ended
 from tests.service.scheduler_kit import FACTS, PlayedDetokenizer, PlayedWorker, a_submit, expected, staged, submit
 
 ID = "a" * 32
@@ -47,10 +47,6 @@ async def counterparts(places: Places, life: int) -> AsyncIterator[tuple[TestPee
         dialled("detokenizer", "scheduler", places, incarnation=life) as detokenizer,
     ):
         yield tokenizer, PlayedWorker(*worker), PlayedDetokenizer(*detokenizer)
-
-
-async def ended(process: subprocess.Popen[bytes]) -> int:
-    return await trio.to_thread.run_sync(process.wait)
 
 
 async def live_until_death(places: Places, process: subprocess.Popen[bytes]) -> dict[str, list[int]]:
@@ -134,9 +130,9 @@ async def test_a_planned_stop_ends_with_code_0_and_leaves_no_socket(places: Plac
 
 
 async def test_a_second_scheduler_on_one_home_is_refused_and_the_first_goes_on(places: Places) -> None:
-    with a_process(places, 1), a_process(places, 2) as second:
-        async with dialled("tokenizer", "scheduler", places) as (_, peer):
-            with trio.fail_after(20):
+    with a_process(places, 1):
+        async with dialled("tokenizer", "scheduler", places) as (_, peer):  # so the first holds the home
+            with a_process(places, 2) as second, trio.fail_after(20):
                 assert await ended(second) == 4
             assert isinstance(await submit(peer, a_submit(ID, PROMPT)), Journaled)
 

@@ -16,7 +16,7 @@ from shared.messages.base import unpack_u32, unpack_u64
 from shared.messages.store import COMMIT_DONE, RESERVE_GRANTED, RESERVE_HAVE
 from shared.paths import Places
 from shared.peers import DeadlinePassed, PeerGone
-from shared.testing import dialled
+from shared.testing import dialled, ended
 from tests.service.store_kit import Engine, names, root_of, store_process
 
 ROOT = root_of("model")
@@ -33,7 +33,7 @@ async def process(
             await one.open(held or [])
             yield one
         running.kill()
-        await trio.to_thread.run_sync(running.wait)
+        await ended(running)
 
 
 def hook(**steps: str) -> dict[str, str]:
@@ -196,7 +196,7 @@ async def test_p30_sigterm_in_the_middle_of_writing_behind_flushes_and_ends(plac
                 await one.save(ROOT, chain[:end])
             running.terminate()
             with trio.fail_after(10):
-                assert await trio.to_thread.run_sync(running.wait) == 0
+                assert await ended(running) == 0
     places.arena().unlink()
     async with process(places, 2) as one:
         assert await one.load(chain) == (0, 50)
