@@ -18,7 +18,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.store.arena.headers import Headers
 from services.store.arena.records import Geometry
 from services.store.catalog import clearing
 from services.store.catalog.behind import WriteOrder
@@ -32,6 +31,7 @@ from services.store.catalog.recovery import recover
 from services.store.catalog.slots import CLEAN, DIRTY, GRANTED
 from services.store.disk.tier import ENTRY
 from shared.messages.store import COMMIT_DONE, RESERVE_FULL, RESERVE_GRANTED, RESERVE_HAVE, RESERVE_NO_PARENT
+from tests.durable_io import Died, DurableIO, SteppedHeaders
 
 GEOMETRY = Geometry(extents=3, extent_bytes=4 * 4096, wanted=0)
 ROOTS = {b"a": b"A" * 32, b"b": b"B" * 32}
@@ -70,33 +70,6 @@ class Held:
         return {name(self.path[: index + 2]) for index in range(self.length)} - self.dead
 
 
-class Killed(BaseException):
-    """The process dies here."""
-
-
-class Dying:
-    """A memoryview whose n-th write is torn at a random byte and is the last."""
-
-    def __init__(self, view: memoryview, dice: random.Random, fuse: list[int]) -> None:
-        self._view = view
-        self._dice = dice
-        self._fuse = fuse
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._view[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._fuse[0] -= 1
-        if self._fuse[0] < 0:
-            raise Killed
-        if self._fuse[0] == 0:
-            if isinstance(key, slice):  # a word is one store: there or not
-                end = key.start + self._dice.randint(0, len(value))
-                self._view[key.start : end] = value[: end - key.start]
-            raise Killed
-        self._view[key] = value
-
-
 class CatalogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +97,7 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def boot(self) -> None:
         self.starts += 1
-        headers = Headers(self.buffer, GEOMETRY)
+        self.headers = headers = SteppedHeaders(self.buffer, GEOMETRY, DurableIO())
         self.catalog = Catalog(
             headers, starts=self.starts, epoch=headers.epoch, max_slots=self.cap, make_map=self.make_map
         )
@@ -475,13 +448,12 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def die_in(self, operation: Callable[[], None], dice: random.Random) -> None:
         """Kills the store at a random write to its headers while it works; what it holds afterwards is whole."""
-        headers, fuse, before = self.catalog.blocks.headers, [dice.randint(1, 12)], self.look()
+        before = self.look()
         granted = {identity for _, identity in self.grants.values()}
-        whole = headers._bytes, headers._words
-        headers._bytes, headers._words = (Dying(view, dice, fuse) for view in whole)  # type: ignore[assignment]
+        self.headers.io = DurableIO(die_at=dice.randint(1, 12), cut=dice.randint(0, 160))
         try:
             operation()
-        except Killed:
+        except Died:
             losses = self.catalog.blocks.counters.host_losses - self.losses + 1
             self.batch, self.reads, self.held = [], [], {}
             self.boot()
@@ -499,7 +471,7 @@ class CatalogMachine(RuleBasedStateMachine):
             for engine in ENGINES:
                 self.reopen(engine, [key for key in self.grants_of(engine) if self.catalog_knows(key)])
         else:
-            headers._bytes, headers._words = whole
+            self.headers.io = DurableIO()
 
     def catalog_knows(self, key: tuple[int, int]) -> bool:
         slots = self.catalog.blocks.slots

@@ -3,7 +3,8 @@
     reserve: GRANTED header, then the grant is told      commit: bytes complete, then the VALID header
     free:    state word to FREE, then the rest wiped     a torn header has a bad CRC and is FREE
 
-Works on any writable buffer of the arena's layout: the mapped file, or a bytearray in tests that kill it midway.
+Works on any writable buffer of the arena's layout: the mapped file, or a bytearray. Every store into it goes through
+`_put`, `_put_word` or `_free_rows` and nothing else, so that a test can count them, tear them and die at each.
 """
 
 import struct
@@ -13,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.store.arena.records import (
-    CRC_AT,
     EPOCH_AT,
     EXTENT,
     EXTENT_BYTES,
@@ -61,6 +61,22 @@ class Headers:
     def _payload_start(self, extent: int) -> int:
         return self._starts[extent] + aligned(self.count(extent) * RECORD.itemsize)
 
+    # --- the seam: every store ---------------------------------------------------------------------------------
+
+    def _put(self, at: int, data: bytes) -> None:
+        """A run of bytes; a kill may leave any part of it done."""
+        self._bytes[at : at + len(data)] = data
+
+    def _put_word(self, at: int, value: int) -> None:
+        """One aligned 8-byte store: there or not."""
+        self._words[at // 8] = value
+
+    def _free_rows(self, start: int, count: int, chosen: NDArray[Any]) -> None:
+        """Rows `chosen` of the `count` records at `start`: first all states to FREE, then all wiped."""
+        table = np.frombuffer(self._bytes[start : start + count * RECORD.itemsize], RECORD)
+        table["state"][chosen] = FREE
+        table[chosen] = np.zeros(1, RECORD)
+
     # --- words of the superblock -----------------------------------------------------------------------------
 
     @property
@@ -70,7 +86,7 @@ class Headers:
 
     @starts.setter
     def starts(self, value: int) -> None:
-        self._words[STARTS_AT // 8] = value
+        self._put_word(STARTS_AT, value)
 
     @property
     def epoch(self) -> int:
@@ -79,7 +95,7 @@ class Headers:
 
     @epoch.setter
     def epoch(self, value: int) -> None:
-        self._words[EPOCH_AT // 8] = value
+        self._put_word(EPOCH_AT, value)
 
     # --- extents ---------------------------------------------------------------------------------------------
 
@@ -87,12 +103,12 @@ class Headers:
         """Gives an extent without a live slot to slots of `stride` bytes (multiple of 4 KiB); their count."""
         at = PAGE + extent * EXTENT_BYTES
         count = self.geometry.slots(stride)
-        self._words[at // 8] = 0  # a kill from here on leaves an extent that serves nothing
+        self._put_word(at, 0)  # a kill from here on leaves an extent that serves nothing
         start = self.geometry.extent_start(extent)
-        self._bytes[start : start + count * RECORD.itemsize] = bytes(count * RECORD.itemsize)
+        self._put(start, bytes(count * RECORD.itemsize))
         record = pack_extent(extent, stride, count)
-        self._bytes[at + 8 : at + EXTENT.size] = record[8:]
-        self._words[at // 8] = stride
+        self._put(at + 8, record[8:])
+        self._put_word(at, stride)
         self.strides[extent] = stride
         self._payloads[extent] = self._payload_start(extent)
         return count
@@ -131,43 +147,39 @@ class Headers:
         """Writes a whole header; torn anywhere it is FREE."""
         named = NAMED.pack(identity, parent, root, generation, engine, checksum, epoch, length, state)
         at = self._record(slot)
-        self._words[(at + RECENCY_AT) // 8] = recency
-        self._words[(at + FLAGS_AT) // 8] = flags
-        self._bytes[at : at + CRC_AT + 4] = named + header_crc(slot, named).to_bytes(4, "little")
+        self._put_word(at + RECENCY_AT, recency)
+        self._put_word(at + FLAGS_AT, flags)
+        self._put(at, named + header_crc(slot, named).to_bytes(4, "little"))
 
     def publish(self, slot: int, *, state: int, checksum: int, recency: int, flags: int) -> None:
         """GRANTED -> `state` (VALID) with the payload's checksum; the rest of the header stays."""
         at = self._record(slot)
         held = NAMED.unpack(self._bytes[at : at + NAMED.size])
         named = NAMED.pack(*held[:5], checksum, *held[6:8], state)
-        self._words[(at + RECENCY_AT) // 8] = recency
-        self._words[(at + FLAGS_AT) // 8] = flags
-        self._bytes[at : at + CRC_AT + 4] = named + header_crc(slot, named).to_bytes(4, "little")
+        self._put_word(at + RECENCY_AT, recency)
+        self._put_word(at + FLAGS_AT, flags)
+        self._put(at, named + header_crc(slot, named).to_bytes(4, "little"))
 
     def free(self, slot: int) -> None:
         """FREE in one store; then wiped, so that no flipped bit brings the old block back."""
         at = self._record(slot)
-        self._bytes[at + STATE_AT] = FREE
-        self._bytes[at : at + RECORD.itemsize] = bytes(RECORD.itemsize)
+        self._put(at + STATE_AT, bytes((FREE,)))
+        self._put(at, bytes(RECORD.itemsize))
 
     def free_many(self, slots: NDArray[Any]) -> None:
         """`free` of many: all states first, so that a kill in between leaves none half."""
         extents, indices = np.divmod(slots.astype(np.int64), self.geometry.slot_span)
         for extent in np.unique(extents).tolist():
             start = self.geometry.extent_start(extent)
-            nbytes = self.count(extent) * RECORD.itemsize
-            table = np.frombuffer(self._bytes[start : start + nbytes], RECORD)
-            chosen = indices[extents == extent]
-            table["state"][chosen] = FREE
-            table[chosen] = np.zeros(1, RECORD)
+            self._free_rows(start, self.count(extent), indices[extents == extent])
 
     def set_recency(self, slot: int, recency: int) -> None:
         """One aligned store."""
-        self._words[(self._record(slot) + RECENCY_AT) // 8] = recency
+        self._put_word(self._record(slot) + RECENCY_AT, recency)
 
     def set_flags(self, slot: int, flags: int) -> None:
         """One aligned store."""
-        self._words[(self._record(slot) + FLAGS_AT) // 8] = flags
+        self._put_word(self._record(slot) + FLAGS_AT, flags)
 
     def parent_and_root(self, slot: int) -> tuple[bytes, bytes]:
         """32 bytes each, of a slot that is not FREE."""
