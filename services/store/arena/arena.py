@@ -7,6 +7,7 @@ The file is allocated in full before it is mapped and never shrinks, so a mappin
 unmapped while the process lives: threads may be inside. Its random key tells a worker that it is a new file.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from services.store.arena.headers import Headers
 from services.store.arena.records import PAGE, Geometry, aligned, pack_superblock, unpack_superblock
 from services.store.arena.size import SMALLEST, clamped, geometry_for
+from shared.fileio import FileIO
 
 
 class ArenaRefused(OSError):
@@ -68,30 +70,36 @@ class _Discard(Exception):
     """What lies there is ours to replace; the text says what is wrong with it."""
 
 
-def open_arena(path: Path, wanted: int) -> Arena:
+def open_arena(path: Path, wanted: int, io: FileIO | None = None) -> Arena:
     """Attaches to the arena at `path`, or makes one of `wanted` bytes (clamped). ArenaRefused, with the way out."""
     notes: list[str] = []
+    io = io or FileIO()
     try:
-        return _attach(path, wanted)
+        return _attach(path, wanted, io)
     except FileNotFoundError:
         pass
     except _Discard as error:
         notes.append(f"arena {path} is discarded: {error}")
-        path.unlink(missing_ok=True)
+        _remove(path, io)
     except ArenaRefused:
         raise
     except OSError as error:
         raise ArenaRefused(f"arena {path} can't be opened: {error.strerror}; remove it") from error
     try:
-        return _create(path, wanted, notes)
+        return _create(path, wanted, notes, io)
     except ArenaRefused:
         raise
     except OSError as error:
         raise ArenaRefused(f"arena {path} can't be made: {error.strerror}") from error
 
 
-def _attach(path: Path, wanted: int) -> Arena:
-    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+def _remove(path: Path, io: FileIO) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        io.unlink(path)
+
+
+def _attach(path: Path, wanted: int, io: FileIO) -> Arena:
+    fd = io.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
@@ -111,7 +119,7 @@ def _attach(path: Path, wanted: int) -> Arena:
             raise _Discard(f"it was made for {geometry.wanted:,} bytes, the configuration asks for {wanted:,}")
         if facts.st_blocks * 512 < facts.st_size:
             try:
-                os.posix_fallocate(fd, 0, geometry.total)
+                io.allocate(fd, geometry.total)
             except OSError as error:
                 raise _Discard(f"it has holes, and there is no room to fill them: {error.strerror}") from error
         return _map(path, fd, geometry, key, recovered=True, notes=[])
@@ -128,7 +136,7 @@ def _lock(fd: int, path: Path) -> None:
         raise ArenaRefused(f"arena {path} is in use by another store; stop it") from None
 
 
-def _create(path: Path, wanted: int, notes: list[str]) -> Arena:
+def _create(path: Path, wanted: int, notes: list[str], io: FileIO) -> Arena:
     nbytes, note = clamped(wanted, path.parent)
     if nbytes < SMALLEST:
         raise ArenaRefused(note or f"a host tier of {wanted:,} bytes is too small; at least {SMALLEST:,}, or 0")
@@ -136,15 +144,15 @@ def _create(path: Path, wanted: int, notes: list[str]) -> Arena:
     size = geometry_for(nbytes)
     geometry = Geometry(size.extents, size.extent_bytes, aligned(wanted))
     key = secrets.token_bytes(16)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = io.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         _lock(fd, path)
-        os.posix_fallocate(fd, 0, geometry.total)
-        os.pwrite(fd, pack_superblock(geometry, key), 0)  # last: what is cut short before is no arena
+        io.allocate(fd, geometry.total)
+        io.pwritev(fd, [pack_superblock(geometry, key)], 0)  # last: what is cut short before is no arena
         return _map(path, fd, geometry, key, recovered=False, notes=notes)
     except BaseException:
-        path.unlink(missing_ok=True)
         os.close(fd)
+        _remove(path, io)
         raise
 
 

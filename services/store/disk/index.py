@@ -306,7 +306,7 @@ class DiskIndex:
         """
         needed = needed_bytes(env.info()["last_pgno"], env.stat()["psize"])
         if os.stat(self._place.data).st_size < needed:
-            os.truncate(self._place.data, needed)
+            self._place.extend(needed)
 
     def _grow(self) -> None:
         with self._gate.alone(), self._typed():

@@ -53,6 +53,7 @@ class IndexPlace:
     def move_aside(self) -> None:
         """The directory to `<name>.damaged`, in place of an older one, for people to look at."""
         aside = self.directory.with_name(self.directory.name + ".damaged")
+        self._io.mark("remove what was moved aside before")
         shutil.rmtree(aside, ignore_errors=True)
         self._io.rename(self.directory, aside)
 
@@ -86,6 +87,14 @@ class IndexPlace:
     def distrust_next_time(self) -> None:
         """The index gave an error: whatever happens now, the next start does not open it."""
         self.write_note("opening", "damaged")
+
+    def extend(self, size: int) -> None:
+        """The data file has at least `size` bytes."""
+        fd = self._io.open(self.data, os.O_RDWR)
+        try:
+            self._io.truncate(fd, size)
+        finally:
+            self._io.close(fd)
 
     def _note(self, name: str) -> str:
         try:
