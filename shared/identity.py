@@ -3,6 +3,14 @@
 Two blocks share an identity if and only if everything that changes their KV is equal: the fingerprint (model,
 numerics, layout), adapter, tenant salt, and every token before and in them. Each hashed field is length-framed
 and type-tagged, so that an adapter "X" never equals a salt "X". Never Python's `hash()`, which differs by process.
+
+A root is made of parts, so that a clear finds all blocks of a model, a tenant or a salt on every tier, those of
+earlier lives too, without a table of roots that could be lost:
+
+    model 6 │ tenant 5 │ salt 5 │ everything 16        bytes, each a keyed hash of its own
+
+What separates namespaces is the whole. A part alone is met by another one once in 2^40, and then a clear drops more
+than it was asked to: a miss.
 """
 
 import hmac
@@ -15,8 +23,15 @@ from pathlib import Path
 from shared.fileio import FileIO
 
 IDENTITY_BYTES = 32
-KEY_FORMAT = 1
+KEY_FORMAT = 2
 """Raised when the derivation below changes; part of every root."""
+
+LOCAL = "local"
+"""The principal of this user's own processes, over ipc: the default tenant."""
+_DEFAULT_TENANT = bytes(32)
+
+MODEL, TENANT, SALT = slice(0, 6), slice(6, 11), slice(11, 16)
+"""Where the parts of a root lie."""
 
 
 class KeyDamaged(ValueError):
@@ -46,13 +61,33 @@ def fingerprint(fields: Mapping[str, str | int | bytes]) -> bytes:
 
 
 def root(key: bytes, fingerprint: bytes, *, adapter: str = "", salt: bytes = b"") -> bytes:
-    """The identity that stands before the first block of a namespace."""
-    digest = blake2b(digest_size=IDENTITY_BYTES, key=key, person=b"perdure-root")
+    """The identity that stands before the first block of a namespace; `salt` as `namespace_salt` makes it."""
+    digest = blake2b(digest_size=16, key=key, person=b"perdure-root")
     digest.update(_framed(b"key-format", KEY_FORMAT.to_bytes(4, "little")))
     digest.update(_framed(b"fingerprint", fingerprint))
     digest.update(_framed(b"adapter", adapter.encode()))
     digest.update(_framed(b"salt", salt))
-    return digest.digest()
+    return model_part(key, fingerprint) + tenant_part(key, salt) + salt_part(key, salt) + digest.digest()
+
+
+def model_part(key: bytes, fingerprint: bytes) -> bytes:
+    """The bytes MODEL of every root of this fingerprint."""
+    return _part(key, b"model", fingerprint, MODEL)
+
+
+def tenant_part(key: bytes, salt: bytes) -> bytes:
+    """The bytes TENANT of every root of the tenant that a namespace's salt belongs to."""
+    return _part(key, b"tenant", salt[:32] or _DEFAULT_TENANT, TENANT)
+
+
+def salt_part(key: bytes, salt: bytes) -> bytes:
+    """The bytes SALT of every root of the salt that a request named (or of none)."""
+    return _part(key, b"salt", salt[32:], SALT)
+
+
+def _part(key: bytes, tag: bytes, value: bytes, where: slice) -> bytes:
+    size = where.stop - where.start
+    return blake2b(_framed(tag, value), digest_size=size, key=key, person=b"perdure-part").digest()
 
 
 def child(key: bytes, parent: bytes, tokens: bytes) -> bytes:
@@ -73,6 +108,19 @@ def chain(key: bytes, parent: bytes, tokens: bytes, block_tokens: int) -> Iterat
 def tenant_salt(key: bytes, tenant: str) -> bytes:
     """Salt of a tenant, from its id and not its API key, so that a rotated key keeps the cache."""
     return hmac.digest(key, b"tenant:" + tenant.encode(), "sha256")
+
+
+def namespace_salt(key: bytes, principal: str, cache_salt: str | None = None) -> bytes:
+    """What separates the cache of this principal, and of the salt that its request names, from everybody else's.
+
+    b"" for a local process that names none; else 32 bytes of the tenant, and 32 more for a named salt: these cover
+    the tenant too, so two principals that write the same salt share nothing.
+    """
+    tenant = _DEFAULT_TENANT if principal == LOCAL else tenant_salt(key, principal)
+    if cache_salt is None:
+        return b"" if principal == LOCAL else tenant
+    named = _framed(b"tenant", tenant) + _framed(b"cache-salt", cache_salt.encode())
+    return tenant + hmac.digest(key, named, "sha256")
 
 
 def load_or_create_key(path: Path, io: FileIO | None = None) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import trio
 import zmq
 
+from shared.identity import LOCAL
 from shared.messages import Head, Message, encode
 from shared.messages.hello import Failed
 
@@ -56,7 +57,7 @@ class Peer:
     peer submits: over ipc that is this user, since the run dir is 0700.
     """
 
-    principal = "local"
+    principal = LOCAL
 
     def __init__(
         self,

@@ -68,7 +68,8 @@ class Engine(Events):
     def submit(self, now: float, submit: Submit, drawn_seed: int) -> Journaled | Rejected:
         """A request."""
         known = self._requests.get(submit.id)
-        if known is not None and known.accept.digest == submit.digest:
+        same = (submit.digest, submit.principal)
+        if known is not None and (known.accept.digest, known.accept.principal) == same:
             return Journaled(id=submit.id, known=True, prompt_tokens=known.prompt_tokens)
         request = Request.of(_accepted(now, self._next_key, submit, drawn_seed))
         refusal = self._refusal(request, submit, known)

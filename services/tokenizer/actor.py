@@ -14,6 +14,7 @@ from services.tokenizer.submission import submission
 from services.tokenizer.validate import Limits, Refusal, check, digest, resolve_max_tokens
 from shared.actor import Actor, Reject, on
 from shared.config import Config
+from shared.identity import load_or_create_key, namespace_salt
 from shared.messages import Head
 from shared.messages.engine import CancelRequest, Journaled, Submit
 from shared.messages.front import AWAY_S, Accepted, Cancel, Cancelled, Generate, Rejected
@@ -45,6 +46,7 @@ class Tokenizer(Actor):
         super().__init__(places, config, incarnation=incarnation)
         self._scheduler = self.dial("scheduler")
         self._threads = trio.CapacityLimiter(2)  # encoders; more would only fight over this machine's cores
+        self._key: bytes
         self._encoder: Encoder
         self._limits: Limits
         self._in_work = 0
@@ -54,7 +56,8 @@ class Tokenizer(Actor):
         self._counts = {"accepted": 0, "rejected": 0}
 
     async def start(self) -> None:
-        """Reads the vocabulary and the chat template."""
+        """Reads the key, the vocabulary and the chat template."""
+        self._key = load_or_create_key(self.places.identity_key)
         models = self.places.models(self.config.model.dir)
         source = await trio.to_thread.run_sync(open_model, self.config.model.source, models)
         spec, wanted = source.spec, self.config.model.max_context
@@ -114,7 +117,8 @@ class Tokenizer(Actor):
                 raise Refusal("overloaded", reason, {AWAY_S: 0.0})
             ids = self._encoder.encode(request)
             max_tokens = resolve_max_tokens(len(ids) // 4, request.sampling.max_tokens, self._limits)
-            return submission(request, digest(request), principal, ids, max_tokens, self._encoder.spec)
+            salt = namespace_salt(self._key, principal, request.cache_salt)
+            return submission(request, digest(request), principal, salt, ids, max_tokens, self._encoder.spec)
 
         return work() if inline else await trio.to_thread.run_sync(work, limiter=self._threads)
 

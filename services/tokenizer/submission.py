@@ -1,6 +1,5 @@
 """From a validated Generate to the Submit that the scheduler journals: every default resolved."""
 
-from hashlib import blake2b
 from typing import TypeVar
 
 from shared.messages.engine import SampleSpec, Submit
@@ -11,9 +10,11 @@ T = TypeVar("T", int, float)
 
 
 def submission(
-    request: Generate, digest: bytes, principal: str, ids: bytes, max_tokens: int, spec: ModelSpec
+    request: Generate, digest: bytes, principal: str, salt: bytes, ids: bytes, max_tokens: int, spec: ModelSpec
 ) -> Submit:
-    """`ids`: the prompt, packed u32; `max_tokens` resolved; the model's own sampling defaults and stop set apply."""
+    """`salt`: of the request's namespace; `ids`: the prompt, packed u32; `max_tokens` resolved; the model's own
+    sampling defaults and stop set apply.
+    """
     sampling = request.sampling
     return Submit(
         id=request.id,
@@ -25,7 +26,7 @@ def submission(
         seeded=sampling.seed is not None,
         stop_ids=() if sampling.ignore_eos else spec.stop_ids,
         stop=sampling.stop,
-        salt=salt(request.cache_salt),
+        salt=salt,
         no_store=request.no_store,
         no_read=request.no_read,
         detached=request.detached,
@@ -47,10 +48,3 @@ def sample_spec(wanted: Sampling, model: SamplingDefaults) -> SampleSpec:
 
 def _or(wanted: T | None, default: T) -> T:
     return default if wanted is None else wanted
-
-
-def salt(cache_salt: str | None) -> bytes:
-    """32 bytes that separate the cache of one salt from all others; b"" for none. It goes into the keyed root."""
-    if cache_salt is None:
-        return b""
-    return blake2b(cache_salt.encode(), digest_size=32, person=b"perdure-salt").digest()

@@ -16,6 +16,7 @@ from shared.messages.front import Generate, RejectCode, Rejected, Sampling
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGPROBS = 20
+MAX_SALT_CHARS = 256
 BODY_BYTES = 4 << 20
 """Bytes of text (or packed ids) that one request may carry."""
 _ID = re.compile(r"[0-9a-fA-F]{32,128}")
@@ -56,6 +57,9 @@ def check(request: Generate, limits: Limits) -> None:
     _check_body(request, limits)
     _check_built(request)
     _check_sampling(request.sampling)
+    if len(request.cache_salt or "") > MAX_SALT_CHARS:
+        allowed = f"at most {MAX_SALT_CHARS} characters"
+        raise _out_of_range("the length of cache_salt", len(request.cache_salt or ""), allowed)
     if request.deadline_s is not None and not (math.isfinite(request.deadline_s) and request.deadline_s > 0):
         raise _out_of_range("deadline_s", request.deadline_s, "more than 0 seconds")
     if request.ids is not None:

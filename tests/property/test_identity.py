@@ -43,11 +43,11 @@ def test_w08_p12_names_are_equal_bytes_in_processes_with_other_hash_seeds(seeds:
 def test_w08_names_are_those_of_earlier_versions() -> None:
     """Golden values: whoever changes the derivation must raise KEY_FORMAT, or old caches answer for new keys."""
     root = identity.root(KEY, identity.fingerprint({"layers": 30, "dtype": "fp32"}), salt=b"s")
-    assert identity.KEY_FORMAT == 1
+    assert identity.KEY_FORMAT == 2
     assert identity.child(KEY, root, array("I", range(16)).tobytes()).hex() == GOLDEN_CHILD
 
 
-GOLDEN_CHILD = "cd042a787f7d45f7541d93adf08739441e2e9d7f04a96fb2df8aa7e6f48254b9"
+GOLDEN_CHILD = "91650ceca5b492a59f8923a931a125e938e98f512339b448914a74fd07f390d9"
 
 
 @given(one=fields, other=fields)
@@ -82,6 +82,52 @@ def test_fields_are_framed_so_an_adapter_never_equals_a_salt(name: str) -> None:
     )
     assert identity.fingerprint({"a": "1"}) != identity.fingerprint({"a": 1})
     assert identity.fingerprint({"a": "bc"}) != identity.fingerprint({"ab": "c"})
+
+
+principals = st.one_of(st.just(identity.LOCAL), texts)
+cache_salts = st.one_of(st.none(), texts)
+
+
+@given(one=st.tuples(principals, cache_salts), other=st.tuples(principals, cache_salts))
+def test_two_requests_share_a_namespace_only_if_principal_and_salt_are_equal(one, other) -> None:
+    salts = [identity.namespace_salt(KEY, *each) for each in (one, other)]
+    assert (salts[0] == salts[1]) == (one == other)
+    roots = [identity.root(KEY, b"f" * 32, salt=salt) for salt in salts]
+    assert (roots[0] == roots[1]) == (one == other)
+
+
+def test_u3_a_salt_that_a_client_writes_reaches_no_other_tenant() -> None:
+    """Whatever a client names as its salt: not the namespace of another principal, nor the one without a salt."""
+    alice = {identity.namespace_salt(KEY, "alice", named) for named in (None, "", "x", "alice", "bob", "local")}
+    bob = {identity.namespace_salt(KEY, "bob", named) for named in (None, "", "x", "alice", "bob", "local")}
+    ours = {identity.namespace_salt(KEY, identity.LOCAL, named) for named in (None, "", "x", "alice", "bob", "local")}
+    assert len(alice | bob | ours) == 18
+    guesses = [identity.tenant_salt(KEY, "bob"), identity.tenant_salt(KEY, "bob").hex(), "tenant:bob", "\x06tenantbob"]
+    for guess in guesses:
+        text = guess if isinstance(guess, str) else guess.decode("latin-1")
+        assert identity.namespace_salt(KEY, "alice", text) not in bob
+    assert identity.namespace_salt(KEY, identity.LOCAL) == b""  # a user without keys is the default tenant
+
+
+def test_a_root_names_its_model_tenant_and_salt_and_an_adapter_changes_none_of_them() -> None:
+    models, people, named = (b"f" * 32, b"g" * 32), (identity.LOCAL, "alice", "bob"), (None, "", "x")
+    seen: dict[str, set[bytes]] = {"model": set(), "tenant": set(), "salt": set(), "whole": set()}
+    for model in models:
+        for principal in people:
+            for text in named:
+                salt = identity.namespace_salt(KEY, principal, text)
+                root, adapted = (identity.root(KEY, model, adapter=name, salt=salt) for name in ("", "lora"))
+                assert root[:16] == adapted[:16]
+                assert root[16:] != adapted[16:]
+                assert root[identity.MODEL] == identity.model_part(KEY, model)
+                assert root[identity.TENANT] == identity.tenant_part(KEY, salt)
+                assert root[identity.SALT] == identity.salt_part(KEY, salt)
+                seen["model"].add(root[identity.MODEL])
+                seen["tenant"].add(root[identity.TENANT])
+                seen["salt"].add(root[identity.SALT])
+                seen["whole"] |= {root[16:], adapted[16:]}
+    # a salt's part covers its tenant, so the one of no salt is the only one that tenants have in common
+    assert {name: len(parts) for name, parts in seen.items()} == {"model": 2, "tenant": 3, "salt": 7, "whole": 36}
 
 
 @given(one=tokens, other=tokens, block_tokens=st.sampled_from([1, 2, 4]))

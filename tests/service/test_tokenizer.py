@@ -13,6 +13,7 @@ from services.tokenizer.actor import Tokenizer
 from services.tokenizer.encode import Encoder
 from services.tokenizer.validate import BODY_BYTES
 from shared.config import Config, ModelConfig
+from shared.identity import namespace_salt
 from shared.messages.base import pack_u32, unpack_u32
 from shared.messages.engine import CancelRequest, Journaled, Submit
 from shared.messages.front import (
@@ -131,7 +132,8 @@ async def test_defaults_of_the_model_are_resolved_and_the_clients_wishes_kept(pl
         assert (sample.temperature, sample.top_k, sample.top_p, sample.min_p) == (0.7, 3, 0.9, 0.1)
         assert (sample.seed, sample.logprobs, wished.seeded) == (2**64 - 1, 0, True)
         assert (wished.no_store, wished.no_read, wished.detached, wished.deadline_s) == (True, True, True, 9.0)
-        assert len(wished.salt) == 32
+        key = places.identity_key.read_bytes()
+        assert wished.salt == namespace_salt(key, "local", "s")
         assert wished.digest != plain.digest
 
 

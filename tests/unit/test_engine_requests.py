@@ -5,6 +5,7 @@ import subprocess
 import sys
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -40,10 +41,11 @@ def test_the_same_request_again_is_known_also_when_it_is_over() -> None:
     assert counter(world, "accepted") == 1
 
 
-def test_the_same_id_with_another_digest_is_a_conflict() -> None:
+@pytest.mark.parametrize("change", [{"digest": b"x" * 32}, {"principal": "mallory"}])
+def test_the_same_id_with_another_digest_or_from_somebody_else_is_a_conflict(change: dict[str, Any]) -> None:
     world = World(SMALL)
     id = world.submit(words(9), 3)
-    other = msgspec.structs.replace(world.sent[id].submit, digest=b"x" * 32)
+    other = msgspec.structs.replace(world.sent[id].submit, **change)
     answer = world.send(other, drawn=1)
     assert isinstance(answer, Rejected)
     assert answer.code == "conflict"

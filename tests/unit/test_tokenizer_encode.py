@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from services.detokenizer.text import TextStream
 from services.detokenizer.vocabulary import token_bytes_of
 from services.tokenizer.encode import EXACT_BYTES, Encoder
-from services.tokenizer.submission import salt, submission
+from services.tokenizer.submission import submission
 from services.tokenizer.validate import Limits, Refusal
 from shared.messages.base import pack_u32, unpack_u32
 from shared.messages.front import ChatMessage, Generate, Sampling
@@ -110,18 +110,13 @@ def test_a_lower_bound_is_given_only_where_it_is_one() -> None:
 
 
 def test_the_models_sampling_defaults_and_stop_set_hold_unless_the_client_wishes_otherwise() -> None:
-    plain = submission(Generate(id=ID, prompt=""), b"d", "me", b"", 7, spec(None))
+    plain = submission(Generate(id=ID, prompt=""), b"d", "me", b"", b"", 7, spec(None))
     assert (plain.sample.temperature, plain.sample.top_k, plain.sample.top_p) == (0.6, 20, 0.95)
     assert plain.stop_ids == (EOT,)
     greedy = Sampling(temperature=0.0, top_k=0, ignore_eos=True)
-    wished = submission(Generate(id=ID, prompt="", sampling=greedy), b"d", "me", b"", 7, spec(None))
+    wished = submission(Generate(id=ID, prompt="", sampling=greedy), b"d", "me", b"", b"", 7, spec(None))
     assert (wished.sample.temperature, wished.sample.top_k, wished.sample.top_p) == (0.0, 0, 0.95)
     assert wished.stop_ids == ()
-
-
-def test_salts_separate_and_no_salt_is_none() -> None:
-    assert salt(None) == b""
-    assert len({salt(""), salt("a"), salt("b"), b""}) == 4
 
 
 def test_t01_the_byte_table_reads_ids_as_the_tokenizers_own_decoder_does() -> None:

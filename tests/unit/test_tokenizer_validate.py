@@ -66,6 +66,7 @@ def test_ids_have_128_random_bits_in_hex(request_id: str) -> None:
         (Generate(id=ID, prompt="a", deadline_s=math.nan), "deadline_s"),
         (Generate(id=ID, prompt="a", deadline_s=math.inf), "deadline_s"),
         (Generate(id=ID, prompt="a", choices=0), "choices"),
+        (Generate(id=ID, prompt="a", cache_salt="x" * 257), "cache_salt"),
     ],
 )
 def test_x01_inputs_that_are_no_request(request_: Generate, word: str) -> None:
