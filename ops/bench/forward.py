@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
 
-from ops.bench.transformers_peer import build
+from ops.bench.reference_model import build
 from services.worker.model_runner import ModelRunner
 from services.worker.page_store import PageStore
 from shared.config import Config, KVConfig, ModelConfig, SchedulerConfig

@@ -11,59 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
-from shared.model.spec import ModelSource, open_model
-
-NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-
-
-def build(source: ModelSource) -> Any:
-    """A LlamaForCausalLM with the source's weights in fp32."""
-    spec = source.spec
-    settings: dict[str, Any] = {"attn_implementation": "sdpa"}
-    config = LlamaConfig(
-        vocab_size=spec.vocab,
-        hidden_size=spec.hidden,
-        intermediate_size=spec.intermediate,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_context,
-        rms_norm_eps=spec.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta},
-        tie_word_embeddings=spec.tied,
-        **settings,
-    )
-    model: Any = LlamaForCausalLM(config)
-    model.eval()
-    weights = {renamed(name): torch.from_numpy(tensor.fp32()) for name, tensor in source.tensors().items()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if unexpected or set(missing) - {"lm_head.weight"}:
-        raise ValueError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
-    model.tie_weights()
-    return model
-
-
-def renamed(name: str) -> str:
-    """Our canonical name -> the name in transformers."""
-    if name == "embed":
-        return "model.embed_tokens.weight"
-    if name in ("norm", "lm_head"):
-        return "model.norm.weight" if name == "norm" else "lm_head.weight"
-    _, layer, tensor = name.split(".")
-    return f"model.layers.{layer}.{NAMES[tensor]}.weight"
+from ops.bench.reference_model import build
+from shared.model.spec import open_model
 
 
 class Peer:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from ops.bench.reference_model import build
+from ops.prompts import corpus
 from services.worker.model_runner import ModelRunner
 from services.worker.page_store import PageStore
 from shared.config import Config, KVConfig, ModelConfig
@@ -19,7 +21,6 @@ from shared.messages.engine import Row, SampleSpec
 from shared.model.prompt import encode
 from shared.model.spec import ModelSource, open_model
 from shared.paths import Places
-from tests.hf_smollm2 import own_texts, reference_llama
 from tests.models import smollm2_path
 
 LENGTHS = (10, 12, 15, 17, 20, 25, 31, 32, 33, 48, 64, 90, 128, 180, 256, 400, 512, 800, 1300, 2000)
@@ -29,7 +30,7 @@ GREEDY = SampleSpec()
 
 
 def prompts(source: ModelSource) -> list[list[int]]:
-    ids = encode(source.tokenizer(), source.spec, own_texts())
+    ids = encode(source.tokenizer(), source.spec, "\n\n".join(corpus()))
     rng = random.Random(20)
     starts = [rng.randrange(len(ids) - length) for length in LENGTHS]
     return [ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
@@ -74,7 +75,7 @@ def test_20_prompts_give_the_64_greedy_ids_of_the_reference(tmp_path: Path) -> N
     source = open_model(str(path), places.models())
     asked = prompts(source)
     ours = generate(ModelRunner(config, places), asked)
-    reference = reference_llama(source)
+    reference = build(source)
     for prompt, ids in zip(asked, ours, strict=True):
         assert len(ids) == NEW
         with torch.inference_mode():
