@@ -12,6 +12,9 @@ from pathlib import Path
 
 import platformdirs
 
+RUN_LABEL = "home"
+"""File of a run dir that names its home, so that one whose home is gone can be told."""
+
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket path that Linux takes."""
 
@@ -94,9 +97,21 @@ class Places:
         return self.home / "lock"
 
     def make(self) -> None:
-        """Creates home and run dir, 0700, ours; PlaceError otherwise."""
+        """Creates home and run dir (which says whose it is), 0700, ours; PlaceError otherwise."""
         for path in (self.home, self.run, self.incarnations):
             private_dir(path)
+        label = self.run / RUN_LABEL
+        if not label.exists():
+            label.write_bytes(os.fsencode(self.home))
+
+
+def home_of(run: Path) -> Path | None:
+    """The home that a run dir belongs to; None when it does not say."""
+    try:
+        home = (run / RUN_LABEL).read_bytes()
+    except OSError:
+        return None
+    return Path(os.fsdecode(home)) if home else None
 
 
 def private_dir(path: Path) -> Path:

@@ -15,6 +15,7 @@ class _LazyGroup(click.Group):
         "chat": "ops.cli.chat:chat",
         "status": "ops.cli.status:status",
         "restart": "ops.cli.restart:restart",
+        "doctor": "ops.cli.doctor:doctor",
         "cache": "ops.cli.cache:cache",
         "ledger": "ops.cli.ledger:ledger",
         "models": "ops.cli.models:models",

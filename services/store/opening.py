@@ -6,11 +6,13 @@ disk     opened, or off with a reason that status shows; a damaged index is rebu
 
 import contextlib
 import ctypes
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from services.store.arena.arena import Arena, ArenaRefused, open_arena
+from services.store.arena.records import HOME_AT, pack_home
 from services.store.arena.size import STAGING_BYTES
 from services.store.catalog.catalog import Catalog
 from services.store.catalog.recovery import Recovery
@@ -56,6 +58,8 @@ def _open_arena(places: Places, config: StoreConfig, log: Log, notes: list[str])
             notes.append(str(error))
             log.warning("arena_refused", reason=str(error))
             continue
+        home = pack_home(os.fsencode(places.home))
+        arena.buffer[HOME_AT : HOME_AT + len(home)] = home
         for note in arena.notes:
             log.warning("arena", note=note)
         if path is fallback:

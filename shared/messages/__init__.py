@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shared.messages import engine, front, hello, store
+from shared.messages import admin, engine, front, hello, store
 from shared.messages.base import PROTOCOL, Head, Message
 
 MAX_FRAME = 64 * 1024 * 1024
@@ -20,7 +20,7 @@ class BadMessage(ValueError):
 
 def _all_messages() -> list[type[Message]]:
     found: list[type[Message]] = []
-    for module in (hello, front, engine, store):
+    for module in (hello, admin, front, engine, store):
         for value in vars(module).values():
             is_message = isinstance(value, type) and issubclass(value, Message) and value is not Message
             if is_message and value.__module__ == module.__name__:

@@ -2,6 +2,7 @@
 
     0                 superblock: magic, version, sizes, the file's random key, CRC32C; then, outside the CRC, two
                       aligned words: how often a store started on this file, and the clear epoch
+                      at HOME_AT the home that it belongs to, so that an arena whose home is gone can be told
     4096              extent table: per extent the slot size that it serves (0: none yet), slot count, CRC32C
     data_start        extents, one after the other, each: header table (RECORD per slot), then the slots, 4 KiB aligned
 
@@ -9,6 +10,7 @@ A header's CRC32C covers the slot's number and all that names the block. Outside
 aligned store, so that a kill in the middle of an update of them loses no block.
 """
 
+import os
 import struct
 from dataclasses import dataclass
 from functools import cache
@@ -55,6 +57,8 @@ EXTENT = struct.Struct("<QII")
 EXTENT_BYTES = 32
 _SUPERBLOCK = struct.Struct("<8sIIQQQ16s")
 STARTS_AT, EPOCH_AT = 128, 136
+HOME_AT = 1024
+_HOME = struct.Struct("<II")
 
 
 def aligned(nbytes: int) -> int:
@@ -120,6 +124,18 @@ def unpack_superblock(page: bytes) -> tuple[Geometry, bytes]:
     if extent_bytes % PAGE or not extents or not extent_bytes or geometry.total != total:
         raise ValueError(f"its sizes contradict each other ({extents} x {extent_bytes} in {total} bytes)")
     return geometry, key
+
+
+def pack_home(home: bytes) -> bytes:
+    """What stands at HOME_AT: length, CRC32C, the path. Nothing for a path that has no room there."""
+    return _HOME.pack(len(home), crc32c.crc32c(home)) + home if len(home) <= PAGE - HOME_AT - _HOME.size else b""
+
+
+def unpack_home(page: bytes) -> str:
+    """The home that the first page of an arena names; "" when it names none."""
+    length, crc = _HOME.unpack_from(page.ljust(PAGE, b"\0"), HOME_AT)
+    home = page[HOME_AT + _HOME.size : HOME_AT + _HOME.size + length]
+    return os.fsdecode(home) if length and len(home) == length and crc32c.crc32c(home) == crc else ""
 
 
 def pack_extent(extent: int, stride: int, count: int) -> bytes:

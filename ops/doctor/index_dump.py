@@ -1,0 +1,74 @@
+"""`python -m ops.doctor.index_dump DIRECTORY`: the index's records on stdout, read-only, beside a running store.
+
+A process of its own: LMDB trusts its file, and a damaged one may kill whoever maps it. Read transactions are short,
+because a long one would keep the store from reusing any page. Ends with code 3 and a line on stderr for an error of
+LMDB's.
+"""
+
+import struct
+import sys
+from typing import Any, BinaryIO
+
+import lmdb
+
+HEAD = struct.Struct("<II")
+"""Bytes of the key, bytes of the value; both follow."""
+
+END = HEAD.pack(0xFFFFFFFF, 0)
+BATCH = 4096
+
+
+def dump(directory: str, out: BinaryIO) -> None:
+    """First the table of small records, END, then the blocks, END."""
+    environment: Any = lmdb.open(directory, readonly=True, max_dbs=4, readahead=False, create=False)
+    for name in (b"meta", b"blocks"):
+        try:
+            table = _again(environment, lambda name=name: environment.open_db(name, create=False))
+        except lmdb.NotFoundError:
+            table = None
+        after: bytes | None = None
+        more = table is not None
+        while more:
+            rows, more = _again(environment, lambda table=table, after=after: _batch(environment, table, after))
+            for key, value in rows:
+                out.write(HEAD.pack(len(key), len(value)) + key + value)
+                after = key
+        out.write(END)
+
+
+def _again(environment: Any, action: Any) -> Any:
+    """The writer may have grown the map meanwhile."""
+    try:
+        return action()
+    except lmdb.MapResizedError:
+        environment.set_mapsize(0)
+        return action()
+
+
+def _batch(environment: Any, table: Any, after: bytes | None) -> tuple[list[tuple[bytes, bytes]], bool]:
+    rows: list[tuple[bytes, bytes]] = []
+    with environment.begin() as txn, txn.cursor(db=table) as cursor:
+        there = cursor.first() if after is None else cursor.set_range(after)
+        if there and after is not None and cursor.key() == after:
+            there = cursor.next()
+        while there and len(rows) < BATCH:
+            rows.append((cursor.key(), cursor.value()))
+            there = cursor.next()
+    return rows, bool(there)
+
+
+def main() -> int:
+    """0, or 3 with a reason."""
+    try:
+        dump(sys.argv[1], sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except lmdb.Error as error:
+        print(error, file=sys.stderr)
+        return 3
+    except BrokenPipeError:
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
