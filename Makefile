@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup lint format test demo serve bench clean
+.PHONY: setup lint format test demo serve bench fuzz clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,13 @@ serve: setup
 
 bench: setup
 	$(PY) -m ops.bench
+
+# SECONDS for all decoders together; SEED names the inputs
+SECONDS ?= 60
+SEED ?= 1
+
+fuzz: setup
+	$(PY) -m ops.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 clean:
 	rm -rf build results .mypy_cache .ruff_cache .pytest_cache .hypothesis

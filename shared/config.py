@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 GIB = 1 << 30
+MAX_SIZE_DIGITS = 18
 
 
 class ConfigError(ValueError):
@@ -137,6 +138,8 @@ def parse_size(text: str) -> int:
     unit = match.group(2).lower() if match else "?"
     if match is None or unit not in _UNITS:
         raise ConfigError(f"{text!r} is no size; write bytes, or a number with KiB, MiB, GiB, KB, MB or GB")
+    if len(match.group(1)) > MAX_SIZE_DIGITS:
+        raise ConfigError(f"{text[:40]}... is no size: {len(match.group(1))} digits, {MAX_SIZE_DIGITS} are enough")
     return int(float(match.group(1)) * _UNITS[unit])
 
 
@@ -190,6 +193,8 @@ def load_config(path: Path | None = None, environ: Mapping[str, str] | None = No
             raise ConfigError(f"configuration {path} is no TOML: {error}") from error
     for name, value in sorted(environ.items()):
         if name.startswith("PERDURE_") and "__" in name:
+            if not f"{name}{value}".isprintable() and any("\ud800" <= char <= "\udfff" for char in name + value):
+                raise ConfigError(f"environment variable {name!a} is no UTF-8")
             section, _, key = name.removeprefix("PERDURE_").lower().partition("__")
             inner, _, hook = key.partition("__")
             if hook:  # PERDURE_FAULTS__HOOKS__STORE_BEFORE_INDEX=exit

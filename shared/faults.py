@@ -6,6 +6,7 @@ Steps that exist are listed in STEPS; an unknown name is a configuration error, 
 """
 
 import os
+import re
 import signal
 import threading
 import time
@@ -36,6 +37,10 @@ STEPS = frozenset(
 )
 
 
+_COUNT = re.compile("[0-9]{0,9}")
+_NUMBER = {"exit": _COUNT, "fail": _COUNT, "delay": re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")}
+
+
 class FaultInjected(OSError):
     """Raised by a `fail` hook; shells treat it as the IO error that it stands for."""
 
@@ -52,7 +57,7 @@ class Faults:
             if name not in STEPS:
                 raise ConfigError(f"unknown fault hook {name!r}; known are {', '.join(sorted(STEPS))}")
             verb, _, number = action.partition(":")
-            if verb not in ("exit", "fail", "delay") or (verb == "delay" and not number):
+            if verb not in ("exit", "fail", "delay") or not _NUMBER[verb].fullmatch(number):
                 raise ConfigError(f"fault hook {name}: {action!r} is none of exit[:N], fail[:N], delay:SECONDS")
             self._actions[name] = (verb, float(number or 0))
 

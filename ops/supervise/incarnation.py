@@ -5,6 +5,9 @@ from pathlib import Path
 
 from shared.fileio import FileIO
 
+MOST = 1 << 48
+"""Starts that a service may have had; a number above it is damage."""
+
 
 def next_incarnation(directory: Path, service: str, io: FileIO | None = None) -> int:
     """Raises and returns the counter; durable before it is used. A damaged file starts above any plausible value.
@@ -14,6 +17,8 @@ def next_incarnation(directory: Path, service: str, io: FileIO | None = None) ->
     path = directory / service
     try:
         last = int(path.read_text())
+        if not 0 <= last < MOST:
+            raise ValueError(f"{last} starts")
     except FileNotFoundError:
         last = 0
     except ValueError:

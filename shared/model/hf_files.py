@@ -1,6 +1,7 @@
 """The small files of a Hugging Face directory: JSON objects with typed access, in bounded reads."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,7 +66,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """Content of a file; BadModel when it is longer than `limit` bytes, FileNotFoundError when it isn't there."""
     try:
         with path.open("rb") as file:
-            content = file.read(limit + 1)
+            content = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)  # a buffer of that size is made first
     except FileNotFoundError:
         raise
     except OSError as error:

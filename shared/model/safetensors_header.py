@@ -67,7 +67,7 @@ def _entry(where: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
         raise BadModel(f"{where}: its entry in the header lacks dtype, shape or data_offsets") from None
     if kind not in KINDS:
         raise BadModel(f"{where} has type {kind}; known are {', '.join(KINDS)}")
-    counts = [*shape, start, stop] if isinstance(shape, list) else [shape]
+    counts = [*shape, start, stop] if isinstance(shape, list) else [None]
     if not all(type(n) is int and n >= 0 for n in counts):
         raise BadModel(f"{where}: shape {shape!r} or offsets [{start!r}, {stop!r}] are no counts")
     return kind, tuple(shape), start, stop

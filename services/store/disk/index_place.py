@@ -41,8 +41,8 @@ class IndexPlace:
             return None
         if (self.directory / "opening").exists():
             return "the last start died while it opened the index"
-        scans = self._note("scanning")
-        if scans.isdigit() and int(scans) >= _SCANS:
+        scans = self._scans()
+        if scans >= _SCANS:
             return f"the last {scans} starts died while they read the index"
         boot = self._note("boot")
         if boot not in (CLEAN, boot_id()):
@@ -77,8 +77,7 @@ class IndexPlace:
 
     def scan_begins(self) -> None:
         """One more start reads the whole index."""
-        scans = self._note("scanning")
-        self.write_note("scanning", str(int(scans) + 1 if scans.isdigit() else 1))
+        self.write_note("scanning", str(self._scans() + 1))
 
     def scan_ends(self) -> None:
         """It was read to its end."""
@@ -95,6 +94,13 @@ class IndexPlace:
             self._io.truncate(fd, size)
         finally:
             self._io.close(fd)
+
+    def _scans(self) -> int:
+        """What the note says; of a damaged one the most."""
+        note = self._note("scanning")
+        if len(note) < 4 and note.isascii() and note.isdigit():
+            return int(note)
+        return _SCANS if note else 0
 
     def _note(self, name: str) -> str:
         try:

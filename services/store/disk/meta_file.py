@@ -31,11 +31,10 @@ class MetaFile:
     def put(self, values: Mapping[str, bytes]) -> None:
         """Sets records; they are on the device when this returns."""
         merged = {**self.values, **values}
-        body = msgspec.msgpack.encode(merged)
+        whole = packed(merged)
         part = self._path.with_suffix(".part")
         fd = self._io.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            whole = crc32c.crc32c(body).to_bytes(4, "little") + body
             if self._io.write(fd, whole) != len(whole):
                 raise OSError(28, "short write")
             self._io.fdatasync(fd)
@@ -44,3 +43,9 @@ class MetaFile:
         self._io.rename(part, self._path)
         self._io.sync_dir(self._path.parent)
         self.values = merged
+
+
+def packed(values: Mapping[str, bytes]) -> bytes:
+    """The file's content: CRC32C u32, then the records."""
+    body = msgspec.msgpack.encode(values)
+    return crc32c.crc32c(body).to_bytes(4, "little") + body
