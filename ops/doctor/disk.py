@@ -67,20 +67,21 @@ def _index(patient: Patient) -> list[Finding]:
     rows, found = patient.index, []
     aside = mend.index_aside(directory)
     way = "it is moved aside, and the store rebuilds it from the footers while it serves"
+    reason = None if patient.store_lives else IndexPlace(directory, FileIO()).distrust()
     if rows.trouble:
-        found.append(fault("index-damaged", f"the index {directory} can't be trusted: {rows.trouble}", way, aside))
+        # One that a kill left half made, or that a start died of, is thrown away by the next start as it is.
+        make = note if (directory / "opening").exists() else fault
+        found.append(make("index-damaged", f"the index {directory} can't be trusted: {rows.trouble}", way, aside))
     if rows.other_format is not None:
         text = f"the index is of format {rows.other_format!r}, not ours: the next start rebuilds it"
         found.append(warning("index-damaged", text, way, aside))
     if rows.damaged:
         text = f"{rows.damaged:,} of {rows.damaged + len(rows.entries):,} records of the index fail their CRC"
         found.append(fault("index-record", text, way, aside))
-    if not patient.store_lives:
-        reason = None if rows.trouble else IndexPlace(directory, FileIO()).distrust()
-        if reason:
-            found.append(note("index-distrusted", f"{reason}: the next start rebuilds the index from the footers", way))
-        elif rows.rebuilding:
-            found.append(note("index-distrusted", "the index was being rebuilt; the next start goes on with it"))
+    if reason and not rows.trouble:
+        found.append(note("index-distrusted", f"{reason}: the next start rebuilds the index from the footers", way))
+    elif rows.rebuilding and not patient.store_lives:
+        found.append(note("index-distrusted", "the index was being rebuilt; the next start goes on with it"))
     old = directory.with_name(directory.name + ".damaged")
     if old.exists():
         text = f"{old} is an index that was moved aside ({mend.size_of(old):,} bytes)"
@@ -110,7 +111,7 @@ def _both_ways(patient: Patient) -> list[Finding]:
         return [note("index-distrusted", text)]
     entries = [Entry._make(item) for item in rows.entries.tolist()]
     contradictions = _contradictions(entries, slots)
-    orphans = [] if rows.rebuilding else _orphans(entries, slots)
+    orphans = [] if rows.rebuilding or rows.damaged else _orphans(entries, slots)  # else they may be named after all
     bad = [slot for slot in slots.bad if any(True for _ in _paths(slots, slot))]
     if patient.store_lives and (contradictions or orphans or bad):
         contradictions, orphans, bad = _looked_at_again(patient, contradictions, orphans, bad)

@@ -2,11 +2,12 @@
 
 A process of its own: LMDB trusts its file, and a damaged one may kill whoever maps it. Read transactions are short,
 because a long one would keep the store from reusing any page. Ends with code 3 and a line on stderr for an error of
-LMDB's.
+LMDB's, a table that is missing among them.
 """
 
 import struct
 import sys
+from functools import partial
 from typing import Any, BinaryIO
 
 import lmdb
@@ -22,14 +23,11 @@ def dump(directory: str, out: BinaryIO) -> None:
     """First the table of small records, END, then the blocks, END."""
     environment: Any = lmdb.open(directory, readonly=True, max_dbs=4, readahead=False, create=False)
     for name in (b"meta", b"blocks"):
-        try:
-            table = _again(environment, lambda name=name: environment.open_db(name, create=False))
-        except lmdb.NotFoundError:
-            table = None
+        table = _again(environment, partial(environment.open_db, name, create=False))
         after: bytes | None = None
-        more = table is not None
+        more = True
         while more:
-            rows, more = _again(environment, lambda table=table, after=after: _batch(environment, table, after))
+            rows, more = _again(environment, partial(_batch, environment, table, after))
             for key, value in rows:
                 out.write(HEAD.pack(len(key), len(value)) + key + value)
                 after = key

@@ -1,0 +1,398 @@
+"""`perdure doctor`: a home that is well is called well, and each planted fault is found by its name and mended."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ops.doctor import dead_arenas
+from ops.doctor.report import NAMES, Level
+from services.store.arena.records import PAGE, RECORD, STATE_AT, Geometry, unpack_superblock
+from services.store.disk.footer import FORMAT, Superblock, pack_superblock
+from tests import doctor_kit as kit
+from tests.doctor_kit import BLOCKS, PADDED, Home, find, flip, slot_offset
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    base = tmp_path_factory.mktemp("doctor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(base / "run"))
+        patch.setattr(dead_arenas, "SHARED", base / "shm")
+        yield kit.make_home(base)
+
+
+@pytest.fixture
+def home(made: Home) -> Home:
+    made.restore()
+    return made
+
+
+def geometry(home: Home) -> Geometry:
+    with home.arena.open("rb") as file:
+        return unpack_superblock(file.read(PAGE))[0]
+
+
+def header_offset(home: Home, identity: bytes) -> int:
+    at = find(home.arena, identity)
+    assert (at - geometry(home).data_start) % RECORD.itemsize == 0
+    return at
+
+
+def payload_offset(home: Home, identity: bytes) -> int:
+    return find(home.arena, identity * 3)
+
+
+# --- the list: what is planted, under which name it is found, how bad it is, whether --repair mends it
+
+N, W, F = Level.NOTE, Level.WARNING, Level.FAULT
+PLANTS: dict[str, tuple[Callable[[Home], object], str, Level, bool]] = {}
+
+
+def plant(name: str, level: Level, *, mended: bool = True) -> Callable[[Callable[[Home], object]], None]:
+    def add(planted: Callable[[Home], object]) -> None:
+        PLANTS[planted.__name__.strip("_")] = planted, name, level, mended
+
+    return add
+
+
+@plant("arena-header", W)
+def _a_bit_of_an_arena_header(home: Home) -> None:
+    flip(home.arena, header_offset(home, BLOCKS[3]) + 5)
+
+
+@plant("arena-header", F)
+def _bits_of_two_arena_headers(home: Home) -> None:
+    flip(home.arena, header_offset(home, BLOCKS[3]) + 5)
+    flip(home.arena, header_offset(home, BLOCKS[7]) + 100)
+
+
+@plant("arena-payload", F)
+def _a_bit_of_a_payload_in_the_arena(home: Home) -> None:
+    flip(home.arena, payload_offset(home, BLOCKS[3]) + 1000)
+
+
+@plant("arena-extent", F)
+def _a_bit_of_the_extent_table(home: Home) -> None:
+    flip(home.arena, PAGE + 9)
+
+
+@plant("arena-damaged", F)
+def _a_bit_of_the_arena_superblock(home: Home) -> None:
+    flip(home.arena, 20)
+
+
+@plant("arena-format", W)
+def _an_arena_of_another_version(home: Home) -> None:
+    flip(home.arena, 9)
+
+
+@plant("arena-size", F)
+def _an_arena_cut_short(home: Home) -> None:
+    os.truncate(home.arena, 1 << 19)
+
+
+@plant("arena-unfinished", N)
+def _an_arena_without_a_superblock(home: Home) -> None:
+    with home.arena.open("r+b") as file:
+        file.write(bytes(PAGE))
+
+
+@plant("arena-refused", F, mended=False)
+def _a_folder_in_the_arenas_place(home: Home) -> None:
+    home.arena.unlink()
+    home.arena.mkdir()
+
+
+@plant("arena-holes", W, mended=False)
+def _an_arena_with_holes(home: Home) -> None:
+    whole = home.arena.read_bytes()
+    home.arena.write_bytes(whole[: len(whole) // 2])
+    os.truncate(home.arena, len(whole))
+
+
+@plant("arena-granted", N, mended=False)
+def _a_grant_of_a_dead_engine(home: Home) -> None:
+    from services.store.arena.headers import Headers
+    from services.store.arena.records import GRANTED
+
+    data = bytearray(home.arena.read_bytes())
+    headers = Headers(data, geometry(home))
+    free = next(s for s in range(headers.count(0)) if data[headers._record(s) + STATE_AT] == 0)
+    facts = {"identity": b"g" * 32, "parent": BLOCKS[0], "root": kit.ROOT, "generation": 1 << 40}
+    headers.write(free, GRANTED, **facts, engine=1, epoch=0, length=100)  # type: ignore[arg-type]
+    home.arena.write_bytes(data)
+
+
+@plant("arena-dead", W)
+def _an_arena_whose_home_is_gone(home: Home) -> None:
+    kit.stray_arena(home, home.pristine.parent / "was here")
+
+
+@plant("arena-unknown", N, mended=False)
+def _an_arena_that_does_not_say_whose_it_is(home: Home) -> None:
+    kit.stray_arena(home, None)
+
+
+@plant("slot-payload", F)
+def _a_bit_of_a_payload_on_disk(home: Home) -> None:
+    flip(home.segment, slot_offset(home, BLOCKS[3]) + 1000)
+
+
+@plant("slot-footer", F)
+def _a_bit_of_a_footer(home: Home) -> None:
+    flip(home.segment, slot_offset(home, BLOCKS[3]) + PADDED + 20)
+
+
+@plant("slot-orphan", N)
+def _a_footer_that_the_index_does_not_name(home: Home) -> None:
+    home.forget(BLOCKS[11])
+
+
+@plant("index-dangling", W)
+def _an_entry_of_a_hole(home: Home) -> None:
+    home.enter(home.entry(BLOCKS[11])._replace(identity=b"d" * 32, slot=60))
+
+
+@plant("index-double", F)
+def _two_entries_of_one_slot(home: Home) -> None:
+    home.enter(home.entry(BLOCKS[4])._replace(identity=b"d" * 32))
+
+
+@plant("segment-missing", F)
+def _a_segment_deleted(home: Home) -> None:
+    home.segment.unlink()
+
+
+@plant("segment-truncated", F)
+def _a_segment_cut_short(home: Home) -> None:
+    os.truncate(home.segment, slot_offset(home, BLOCKS[6]))
+
+
+@plant("segment-superblock", F)
+def _a_bit_of_a_segments_first_page(home: Home) -> None:
+    flip(home.segment, 14)
+
+
+@plant("segment-foreign", N, mended=False)
+def _a_foreign_file_among_the_segments(home: Home) -> None:
+    (home.segment.parent / "notes.txt").touch(mode=0o600)
+
+
+@plant("disk-format", F, mended=False)
+def _a_segment_of_a_newer_format(home: Home) -> None:
+    with home.segment.open("r+b") as file:
+        file.write(pack_superblock(Superblock(FORMAT + 1, 0, PADDED, 64)))
+
+
+@plant("disk-meta", F)
+def _a_bit_of_the_small_records(home: Home) -> None:
+    flip(home.places.store / "meta", 6)
+
+
+@plant("index-record", F)
+def _a_bit_of_an_index_record(home: Home) -> None:
+    data = home.places.store / "index" / "data.mdb"
+    flip(data, find(data, BLOCKS[3]) + 100)
+
+
+@plant("index-damaged", F)
+def _an_index_cut_short(home: Home) -> None:
+    os.truncate(home.places.store / "index" / "data.mdb", 3 * 4096)
+
+
+@plant("index-damaged", F)
+def _an_index_of_random_bytes(home: Home) -> None:
+    data = home.places.store / "index" / "data.mdb"
+    kept = data.read_bytes()[:8192]
+    data.write_bytes(kept + os.urandom(data.stat().st_size - 8192))
+
+
+@plant("index-distrusted", N, mended=False)
+def _a_start_that_died_while_it_opened_the_index(home: Home) -> None:
+    (home.places.store / "index" / "opening").touch(mode=0o600)
+
+
+@plant("journal-loss", F)
+def _a_bit_of_a_journal_frame(home: Home) -> None:
+    flip(home.journal_file, 60)
+
+
+@plant("journal-loss", F)
+def _a_journal_file_deleted(home: Home) -> None:
+    sorted(home.places.journal.glob("*.log"))[1].unlink()
+
+
+@plant("journal-torn", N)
+def _an_unfinished_write_at_the_journals_end(home: Home) -> None:
+    kit.append(sorted(home.places.journal.glob("*.log"))[-1], kit.unfinished_frame())
+
+
+@plant("journal-format", F, mended=False)
+def _a_journal_of_a_newer_format(home: Home) -> None:
+    from services.scheduler.journal_segment import FORMAT as JOURNAL_FORMAT
+    from services.scheduler.journal_segment import pack_header
+
+    with home.journal_file.open("r+b") as file:
+        file.write(pack_header(1, 0, JOURNAL_FORMAT + 1))
+
+
+@plant("journal-aside", F)
+def _a_repair_of_the_journal_that_was_cut_short(home: Home) -> None:
+    home.places.journal.rename(home.places.journal.with_name("journal.mended"))
+
+
+@plant("ledger-damaged", F)
+def _bytes_of_the_ledger(home: Home) -> None:
+    with home.places.ledger.open("r+b") as file:
+        file.seek(100)
+        file.write(os.urandom(9000))
+
+
+@plant("ledger-behind", N)
+def _a_row_of_the_ledger_deleted(home: Home) -> None:
+    kit.sql(home.places.ledger, "delete from requests where rowid = (select min(rowid) from requests)")
+
+
+@plant("ledger-differs", N)
+def _a_row_of_the_ledger_changed(home: Home) -> None:
+    kit.sql(home.places.ledger, "update requests set completion_tokens = 99 where rowid = 1")
+
+
+@plant("ledger-mode", W, mended=False)
+def _a_ledger_without_a_write_ahead_log(home: Home) -> None:
+    kit.sql(home.places.ledger, "pragma journal_mode = delete")
+
+
+@plant("clock-behind", W, mended=False)
+def _a_journal_from_the_future(home: Home) -> None:
+    shutil.rmtree(home.places.journal)
+    journal = kit.Journal(home.places.journal)
+    journal.recover()
+    for batch in kit.moved(kit.history(2), 4e9):
+        journal.append(batch)
+    journal.close()
+
+
+@plant("clock-jump", N, mended=False)
+def _a_clock_that_went_back(home: Home) -> None:
+    journal = kit.Journal(home.places.journal)
+    journal.recover()
+    for batch in kit.moved(kit.history(8)[12:], kit.time.time() - 9000):
+        journal.append(batch)
+    journal.close()
+
+
+@plant("home-mode", F)
+def _a_key_that_others_may_read(home: Home) -> None:
+    home.places.identity_key.chmod(0o644)
+
+
+@plant("home-mode", F)
+def _a_journal_folder_that_others_may_enter(home: Home) -> None:
+    home.places.journal.chmod(0o755)
+
+
+@plant("identity-key", F, mended=False)
+def _a_key_cut_short(home: Home) -> None:
+    os.truncate(home.places.identity_key, 16)
+
+
+@plant("identity-key", F, mended=False)
+def _a_key_deleted_beside_a_cache(home: Home) -> None:
+    home.places.identity_key.unlink()
+
+
+@plant("leftovers", N)
+def _files_that_were_never_renamed(home: Home) -> None:
+    (home.places.store / "meta.part").touch(mode=0o600)
+
+
+@plant("run-dir-dead", W)
+def _a_run_dir_whose_home_is_gone(home: Home) -> None:
+    other = home.places.run.parent / "perdure-0123456789"
+    other.mkdir(mode=0o700)
+    (other / "home").write_text(str(home.pristine.parent / "was here"))
+    (other / "store.lock").write_text("1\n")
+
+
+def test_a_healthy_home_has_nothing_to_say(home: Home) -> None:
+    report = home.examine()
+    assert {finding.name for finding in report.findings} == {
+        "home", "machine", "clock", "arena", "disk", "journal", "ledger",
+    }  # fmt: skip
+    assert report.worst == Level.OK, report.plain()
+    assert "12 blocks in 1 segments" in report.named("disk")[0].what
+    assert "12 valid" in report.named("arena")[0].what
+
+
+@pytest.mark.parametrize("planted", PLANTS)
+def test_a_planted_fault_is_found_by_name_and_mended(home: Home, planted: str) -> None:
+    do, name, level, mended = PLANTS[planted]
+    do(home)
+    before = snapshot_of(home)
+    found = home.examine()
+    assert snapshot_of(home) == before, "examining changed a file"
+    assert name in {finding.name for finding in found.findings}, found.plain()
+    assert max(finding.level for finding in found.named(name)) == level, found.plain()
+    assert found.content == (found.worst < Level.FAULT)
+    after = home.repair()
+    if mended:
+        assert any(line.startswith(f"{name}: ") for line in after.mended), after.mended
+        assert after.content, after.plain()
+        left = {finding.name for finding in after.at_least(level)} & {name}
+        assert not left, after.plain()
+        assert home.repair().content
+    else:
+        assert name in {finding.name for finding in after.findings}, after.plain()
+
+
+def snapshot_of(home: Home) -> dict[str, tuple[int, list[tuple[int, bytes]]]]:
+    """Mode and content of every file of the home; SQLite's and LMDB's lock files are for readers, too."""
+    base = home.pristine.parent
+    return {
+        str(path): (path.lstat().st_mode, kit.data_of(path))
+        for top in ("home", "shm", "run")
+        for path in sorted((base / top).rglob("*"))
+        if path.is_file() and not path.name.endswith(("-shm", "-wal", "lock.mdb"))
+    }
+
+
+SERVED = {
+    "a_bit_of_an_arena_header": 12,
+    "a_bit_of_a_payload_in_the_arena": 12,
+    "a_bit_of_a_payload_on_disk": 12,
+    "an_arena_cut_short": 12,
+    "an_index_cut_short": 12,
+    "a_bit_of_an_index_record": 12,
+    "a_segment_deleted": 12,
+    "two_entries_of_one_slot": 12,
+}
+
+
+@pytest.mark.parametrize("planted", SERVED)
+def test_a_mended_home_serves_what_the_other_tier_still_had(home: Home, planted: str) -> None:
+    PLANTS[planted][0](home)
+    assert home.repair().content
+    assert sum(home.serve()) == SERVED[planted]
+
+
+def test_a_block_that_is_bad_on_both_tiers_is_dropped_and_the_run_ends_before_it(home: Home) -> None:
+    PLANTS["a_bit_of_a_payload_on_disk"][0](home)
+    PLANTS["a_bit_of_a_payload_in_the_arena"][0](home)
+    assert not home.examine().content
+    assert home.examine(quick=True).content, "--quick reads no payloads"
+    assert home.repair().content
+    assert sum(home.serve()) == 3
+
+
+def test_every_name_of_a_finding_is_used_and_explained() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "ops" / "doctor").glob("*.py") if path.name != "report.py")
+    explained = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "doctor.md").read_text(), re.MULTILINE))
+    assert explained == NAMES
+    assert not [name for name in NAMES if f'"{name}"' not in code]
