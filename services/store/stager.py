@@ -78,7 +78,7 @@ class Stager:
                 outcomes.update(zip(wanted, read, strict=True))
             self.pending -= len(batch)
             for order, outcome in outcomes.items():
-                news = self._catalog.leases.staged(
+                news = self._catalog.staged(
                     order, ok=outcome.ok, checksum=outcome.checksum, parent=outcome.parent, lost=outcome.lost
                 )
                 for run in news:
@@ -101,5 +101,5 @@ class Stager:
         good = {
             order: _Outcome(ok, entry.checksum, entry.parent) for (order, entry), ok in zip(found, held, strict=True)
         }
-        damaged = disk.statistics().state == "damaged"
-        return [good.get(order, _Outcome(False, lost=not damaged)) for order in orders]
+        missing = _Outcome(False, lost=disk.can_tell)
+        return [good.get(order, missing) for order in orders]

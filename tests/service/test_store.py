@@ -611,7 +611,7 @@ async def test_an_index_found_damaged_in_service_is_rebuilt_and_nothing_is_lost(
             await one.all_on_disk()
         leased = await one.look_up(chains[0])
         assert actor.lane.disk is not None
-        actor.lane.disk._note(IndexDamaged("a flipped bit"))
+        actor.lane.disk._troubles.note_error(IndexDamaged("a flipped bit"))
         await one.until(lambda facts: facts["tiers"]["disk"]["rebuilds"] == 1)
         await one.save(ROOT, names(ROOT, 5, prompt=9))
         one.peer.send(Release(lease=leased.lease))

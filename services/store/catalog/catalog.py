@@ -215,8 +215,11 @@ class Catalog:
         return self.leases.lookup(owner, identities, self.generations)
 
     def staged(self, order: StageOrder, **outcome: bool | int | bytes) -> list[StagedRun]:
-        """See `Leases.staged`."""
-        return self.leases.staged(order, **outcome)  # type: ignore[arg-type]
+        """See `Leases.staged`. A block whose disk copy was lost while it was read is to be written again."""
+        news = self.leases.staged(order, **outcome)  # type: ignore[arg-type]
+        if outcome["ok"] and self.blocks.slots.state[order.slot] == DIRTY:
+            self.behind.push(order.slot)
+        return news
 
     # --- clear -----------------------------------------------------------------------------------------------
 
@@ -236,6 +239,13 @@ class Catalog:
             self._root_cleared_at.clear()
         else:
             self._root_cleared_at[root] = self.epoch
+
+    def catch_up(self, starts: int, epoch: int) -> None:
+        """A disk tier that could be opened only late has seen this start as its number `starts`, and `epoch` clears."""
+        self.generations.at_least(starts)
+        self.blocks.headers.starts = max(self.blocks.headers.starts, starts)
+        if epoch > self.epoch:
+            self.epoch = self._all_cleared_at = self.blocks.headers.epoch = epoch
 
     # --- facts -----------------------------------------------------------------------------------------------
 

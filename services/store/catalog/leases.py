@@ -335,3 +335,7 @@ class Generations:
         """A generation that no slot ever had."""
         self._last += 1
         return self._last
+
+    def at_least(self, starts: int) -> None:
+        """No generation of before this start from now on."""
+        self._last = max(self._last, starts << 32)

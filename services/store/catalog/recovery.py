@@ -8,6 +8,7 @@
 A damaged index is told late, while the store serves already: then `adopt_disk_live` takes the same batches.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -226,7 +227,7 @@ def forget_disk(catalog: Catalog) -> None:
 
     Host copies become dirty; a read that is under way ends as it will.
     """
-    blocks, entries = catalog.blocks, catalog.blocks.entries
+    entries = catalog.blocks.entries
     top = entries.top
     flags, hosts, parents = (entries.columns[name][:top] for name in ("flags", "host", "parent"))
     only_disk = (flags & LIVE != 0) & (flags & ON_DISK != 0) & (hosts == NONE)
@@ -235,10 +236,25 @@ def forget_disk(catalog: Catalog) -> None:
     np.subtract.at(entries.columns["children"], parents[cut], np.uint32(1))
     parents[cut] = NONE
     for entry in np.flatnonzero((flags & LIVE != 0) & (flags & ON_DISK != 0)).tolist():
-        slot = entries.host[entry]
-        blocks.drop_disk(entry)
-        if slot != NONE and blocks.slots.state[slot] == DIRTY:
-            catalog.behind.push(slot)
+        _forget(catalog, entry)
+
+
+def forget_on_disk(catalog: Catalog, identities: Sequence[bytes]) -> None:
+    """The disk has lost these blocks: what the host holds of them is to be written again."""
+    entries = catalog.blocks.entries
+    for identity in identities:
+        entry = entries.map.get(identity)
+        if entry != NONE and entries.flags[entry] & ON_DISK:
+            catalog.blocks.counters.disk_failures += 1
+            _forget(catalog, entry)
+
+
+def _forget(catalog: Catalog, entry: int) -> None:
+    blocks = catalog.blocks
+    slot = blocks.entries.host[entry]
+    blocks.drop_disk(entry)
+    if slot != NONE and blocks.slots.state[slot] == DIRTY:
+        catalog.behind.push(slot)
 
 
 def recover(catalog: Catalog, disk_batches: "list[NDArray[Any]] | None" = None) -> None:

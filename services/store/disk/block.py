@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from services.store.disk.footer import Footer
 from services.store.disk.index_record import Entry
+from services.store.disk.troubles import Trouble
 
 
 class Block(NamedTuple):
@@ -26,15 +27,18 @@ class Block(NamedTuple):
 class DiskStatistics:
     """Counters since open, and sizes now. `state`: recovering, rebuilding, ready, damaged.
 
-    `blocks` and `bytes` include what recovery has not told yet. `reason`: the last trouble, "" for none.
+    `blocks` and `bytes` include what recovery has not told yet, of which `unclaimed` blocks. `reason`: the last
+    trouble, "" for none; `troubles`: all kinds of them.
     """
 
     state: str
     reason: str
     blocks: int
     bytes: int
+    unclaimed: int
     capacity: int
     counters: dict[str, int]
+    troubles: dict[str, Trouble]
 
 
 def footer_of(entry: Entry) -> Footer:

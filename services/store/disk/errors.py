@@ -27,3 +27,7 @@ class IndexDamaged(DiskTierError):
 
 class IndexBusy(DiskTierError):
     """The index is open already, in this process or by another owner."""
+
+
+class DiskGone(DiskTierError):
+    """The directory is no longer the one that was opened (removed, replaced, mounted over): close, and open anew."""

@@ -6,6 +6,7 @@ answers misses, moves the index aside and rebuilds it.
 """
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,7 @@ class DiskIndex:
         self._place = IndexPlace(directory, io)
         self._io = io
         self._gate = Gate()
+        self._syncing = threading.Lock()
         self._pid = os.getpid()
         self._map_bytes = map_bytes
         self._env: Any = None
@@ -94,6 +96,7 @@ class DiskIndex:
                     max_spare_txns=4,
                 )
                 self._env.reader_check()
+            self._place.has_opened()
             self._make_tables()
             found = self.get_meta(_FORMAT_KEY)
             if found is None and self.created:
@@ -198,11 +201,8 @@ class DiskIndex:
         return None if stored is None else unsealed(name, stored)
 
     def file_bytes(self) -> int:
-        """What the index takes of the file system."""
-        try:
-            return os.stat(self._place.data).st_blocks * 512
-        except OSError:
-            return 0
+        """What the index takes of the file system, with one that was moved aside."""
+        return self._place.file_bytes()
 
     # --- writing
 
@@ -254,8 +254,10 @@ class DiskIndex:
                 self._grow()
 
     def sync(self) -> None:
-        """Everything committed is on the device."""
-        with self._gate.shared(), self._typed():
+        """Everything committed is on the device. IndexDamaged when the file is not there any more."""
+        if (moved := self._place.moved()) is not None:
+            raise IndexDamaged(f"the index: {moved}")
+        with self._syncing, self._gate.shared(), self._typed():
             self._io.mark("index sync")
             self._alive().sync(True)
 
@@ -309,7 +311,8 @@ class DiskIndex:
             self._place.extend(needed)
 
     def _grow(self) -> None:
-        with self._gate.alone(), self._typed():
+        # A sync takes as long as the device likes; to wait for it inside the gate would keep readers out as well.
+        with self._syncing, self._gate.alone(), self._typed():
             size = self._alive().info()["map_size"]
             if size >= MAX_MAP_BYTES:
                 raise DiskFull(f"the index has reached its largest map, {size} bytes")
@@ -329,7 +332,19 @@ def _typed_error(error: Exception) -> DiskTierError:
         return _MapFull(text)
     if isinstance(error, lmdb.DiskError):
         return DiskFull(text)
-    return DiskFault(text) if "Input/output" in text or "Read-only" in text else IndexDamaged(text)
+    return DiskFault(text) if any(words in text for words in _NOT_THE_INDEX) else IndexDamaged(text)
+
+
+_NOT_THE_INDEX = (
+    "Input/output",
+    "Read-only",
+    "Permission denied",
+    "Too many open files",
+    "Cannot allocate memory",
+    "No space left",
+    "quota exceeded",
+)
+"""Errors of the system; LMDB has no types for them. To begin the index anew would not help, and cost a rebuild."""
 
 
 class _MapFull(DiskTierError):

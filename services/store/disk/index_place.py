@@ -5,6 +5,7 @@ row began to read all of it and never ended. `boot`: the boot in which it is ope
 one, which survives a killed process but not a stopped machine. `clean` in its place after an orderly close.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ class IndexPlace:
     def __init__(self, directory: Path, io: FileIO) -> None:
         self.directory = directory
         self.data = directory / "data.mdb"
+        self.aside = directory.with_name(directory.name + ".damaged")
+        self._opened = (0, 0)
         self._io = io
 
     def distrust(self) -> str | None:
@@ -52,10 +55,26 @@ class IndexPlace:
 
     def move_aside(self) -> None:
         """The directory to `<name>.damaged`, in place of an older one, for people to look at."""
-        aside = self.directory.with_name(self.directory.name + ".damaged")
         self._io.mark("remove what was moved aside before")
-        shutil.rmtree(aside, ignore_errors=True)
-        self._io.rename(self.directory, aside)
+        shutil.rmtree(self.aside, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed it under us
+            self._io.rename(self.directory, self.aside)
+
+    def moved(self) -> str | None:
+        """Why what is open is no longer what lies here, None when it is: removed, or replaced, under us."""
+        try:
+            found = os.stat(self.data)
+        except OSError as error:
+            return f"{self.data} is gone: {error.strerror}"
+        return None if (found.st_dev, found.st_ino) == self._opened else f"{self.data} was replaced by another file"
+
+    def file_bytes(self) -> int:
+        """What the index takes of the file system, and what was moved aside."""
+        total = 0
+        for path in (self.data, self.aside / "data.mdb"):
+            with contextlib.suppress(OSError):
+                total += os.stat(path).st_blocks * 512
+        return total
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -66,6 +85,11 @@ class IndexPlace:
             yield
         finally:
             self._io.unlink(self.directory / "opening")
+
+    def has_opened(self) -> None:
+        """The file that lies here now is the one that is open."""
+        found = os.stat(self.data)
+        self._opened = found.st_dev, found.st_ino
 
     def in_use(self) -> None:
         """From now on commits may be lost with the machine; durable."""

@@ -113,8 +113,7 @@ class Recovery:
 
     def _adopt_footers(self, slots: list[int]) -> "np.ndarray[Any, Any]":
         best: dict[bytes, Footer] = {}
-        for slot in slots:
-            footer = self._files.footer(slot)
+        for footer in self._files.footers(slots):
             if footer is None:
                 continue
             other = best.get(footer.identity)
@@ -140,5 +139,5 @@ class Recovery:
         """
         if self.state != "rebuilding":
             return []
-        footers = map(self._files.footer, self._files.unknown())
+        footers = self._files.footers(self._files.unknown())
         return [footer for footer in footers if footer is not None and root in (None, footer.root)]

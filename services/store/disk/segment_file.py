@@ -7,12 +7,13 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable
-from services.store.disk.footer import FORMAT, PAGE, Superblock, pack_superblock, unpack_superblock
+from services.store.disk.footer import FORMAT, MAX_SLOTS, PAGE, Superblock, pack_superblock, unpack_superblock
 from services.store.disk.scratch import ScratchPool
 from services.store.disk.slot_space import HOLE, UNKNOWN
 from shared.fileio import FileIO
@@ -34,7 +35,7 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 
 class SegmentFile:
-    """`fd` stays open as long as the object lives, so that readers never meet a closed or reused one."""
+    """`fd` stays open as long as anybody is `inside`, so that no reader ever meets a closed or reused one."""
 
     def __init__(self, io: FileIO, path: Path, fd: int, facts: Superblock, *, direct: bool) -> None:
         self.io = io
@@ -46,6 +47,39 @@ class SegmentFile:
         self.direct = direct
         self.dirty = False
         self.sync_lock = threading.Lock()
+        self._users = 1  # its owner, until `retire`
+        self._counting = threading.Lock()
+
+    @contextmanager
+    def inside(self) -> Iterator[bool]:
+        """Around any use of `fd`; False: the file is retired and closed, there is nothing in it."""
+        with self._counting:
+            alive = self._users > 0
+            self._users += alive
+        try:
+            yield alive
+        finally:
+            if alive:
+                self._leave()
+
+    def retire(self) -> None:
+        """Its owner needs it no more; whoever is the last inside closes it. Once."""
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._counting:
+            self._users -= 1
+            last = not self._users
+        if last:
+            self.io.close(self.fd)
+
+    def is_named(self) -> bool:
+        """Whether the file still lies under its name; if not, what is in it is gone at the next start."""
+        try:
+            named, mine = os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)
+        except OSError:
+            return False
+        return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
     @property
     def slot_bytes(self) -> int:
@@ -83,27 +117,43 @@ class SegmentFile:
         named = parse_name(path.name)
         if named is None:
             raise DiskUnusable(f"{path.name} is no segment of ours")
-        number, payload_bytes = named
         try:
             fd, direct = _open(io, path, os.O_RDWR)
-            size = os.fstat(fd).st_size
-            with scratch.borrow(PAGE) as page:
-                got = io.preadv(fd, [page[:PAGE]], 0)
-                found = unpack_superblock(bytes(page[:got]))
-            if found is None or (found.number, found.payload_bytes) != named:
-                slots = (size - PAGE) // (payload_bytes + PAGE)
-                if slots < 1 or payload_bytes % PAGE or not payload_bytes:
-                    io.close(fd)
-                    io.unlink(path)
-                    return None
-                found = Superblock(FORMAT, number, payload_bytes, slots)
-                segment = cls(io, path, fd, found, direct=direct)
-                segment.write_superblock()
-                return segment
         except OSError as error:
-            raise typed(error, f"segment {path.name} can't be opened") from error
-        if found.version != FORMAT:
+            if error.errno == errno.EIO:
+                raise typed(error, f"segment {path.name} can't be opened") from error
+            # Not damage but a matter of rights or limits: going on without it would have its blocks forgotten.
+            raise DiskUnusable(f"disk tier: {path} can't be opened: {error.strerror}") from error
+        try:
+            segment = cls._opened(io, path, fd, named, scratch, direct=direct)
+        except OSError as error:
             io.close(fd)
+            raise typed(error, f"segment {path.name} can't be opened") from error
+        except BaseException:
+            io.close(fd)
+            raise
+        if segment is None:
+            io.close(fd)
+            io.unlink(path)
+        return segment
+
+    @classmethod
+    def _opened(
+        cls, io: FileIO, path: Path, fd: int, named: tuple[int, int], scratch: ScratchPool, *, direct: bool
+    ) -> "SegmentFile | None":
+        number, payload_bytes = named
+        size = os.fstat(fd).st_size
+        with scratch.borrow(PAGE) as page:
+            got = io.preadv(fd, [page[:PAGE]], 0)
+            found = unpack_superblock(bytes(page[:got]))
+        if found is None or (found.number, found.payload_bytes) != named:
+            slots = min(MAX_SLOTS, (size - PAGE) // (payload_bytes + PAGE))
+            if slots < 1 or payload_bytes % PAGE or not payload_bytes:
+                return None
+            segment = cls(io, path, fd, Superblock(FORMAT, number, payload_bytes, slots), direct=direct)
+            segment.write_superblock()
+            return segment
+        if found.version != FORMAT:
             raise DiskUnusable(
                 f"{path} is of segment format {found.version}, this version writes {FORMAT}; "
                 "start the version that wrote it, or remove the cache with `perdure cache purge`"

@@ -7,20 +7,25 @@ succeeds leaves it with the caller until `free`. Slots that hold bytes at open a
 Thread-safe; IO runs outside the lock. Two calls must not work on one slot at the same time, except reads.
 """
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable
-from services.store.disk.footer import FORMAT, MAX_SLOTS, PAGE, SLOT_BITS, Footer, Superblock, padded, unpack_footer
-from services.store.disk.segment_file import SegmentFile, parse_name, typed
+from services.store.disk.errors import DiskFull, DiskTierError
+from services.store.disk.footer import MAX_SLOTS, PAGE, SLOT_BITS, Footer, padded, unpack_footer
+from services.store.disk.room import Room
+from services.store.disk.segment_file import SegmentFile, typed
+from services.store.disk.segment_set import SegmentSet
 from services.store.disk.slot_io import SlotIO, cut_runs
 from services.store.disk.slot_space import HOLE, SPENT, UNKNOWN, USED, SlotSpace
 from shared.fileio import FileIO
 
 SEGMENT_BYTES = 256 << 20
+
+IN_FLIGHT = 4
+"""Runs of one save that are written at the same time; footers that a rebuild reads."""
 
 
 class SegmentFiles:
@@ -37,73 +42,57 @@ class SegmentFiles:
         max_slots: int = 0,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """Opens all files; DiskUnusable when the directory or a format is not ours to use."""
-        self.directory = directory
-        self.capacity = capacity
-        self.floor = floor
-        self.max_slots = max_slots
+        """Opens all files; DiskUnusable when the directory, a file or a format is not ours to use."""
         self.counters: Counter[str] = Counter()
+        self.sync_failures = 0
         self._io = io
-        self._overhead = overhead
         self._segment_bytes = max(segment_bytes, min(capacity // 256, MAX_SLOTS * PAGE))
         self._slots = SlotIO(self.counters)
-        self._files: dict[int, SegmentFile] = {}
-        self._lost: list[SegmentFile] = []
+        self._set = SegmentSet(directory, io, self._slots.scratch, self.counters)
         self._space = SlotSpace()
+        self._room = Room(
+            capacity=capacity,
+            floor=floor,
+            max_slots=max_slots,
+            free_bytes=lambda: io.free_bytes(directory),
+            overhead=overhead,
+        )
         self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="disk")
         self._punches = True
-        self.sync_failures = 0
+        self._stuck: set[int] = set()
+        self._lost: list[int] = []
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            names = sorted(os.listdir(directory))
-            if not os.access(directory, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied")
-        except OSError as error:
-            raise DiskUnusable(f"disk tier: {directory} can't be used: {error.strerror}") from error
-        try:
-            for name in names:
-                self._open(name)
+            for segment in self._set.open_all():
+                self._space.add(segment.number, segment.slot_bytes, segment.extents())
         except DiskTierError:
             self.close()
             raise
 
-    def _open(self, name: str) -> None:
-        if parse_name(name) is None:
-            self.counters["foreign_files"] += 1
-            return
-        try:
-            segment = SegmentFile.open(self._io, self.directory / name, self._slots.scratch)
-        except (DiskFault, DiskFull):
-            self.counters["segments_unreadable"] += 1
-            return
-        if segment is not None:
-            self._files[segment.number] = segment
-            self._space.add(segment.number, segment.slot_bytes, segment.extents())
-
     # --- room
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the file system that we may hold."""
+        return self._room.capacity
 
     def room(self, length: int) -> int:
         """How many more slots for payloads of `length` bytes the limits allow."""
+        limits = self._room.limits()
         with self._lock:
-            return self._room(padded(length) + PAGE)
+            return self._room.slots(self._space, padded(length) + PAGE, limits)
 
-    def _room(self, slot_bytes: int) -> int:
-        fresh = self._fresh_bytes() // slot_bytes + self._space.spent(slot_bytes)
-        if self.max_slots:
-            fresh = min(fresh, self.max_slots - self._space.count(USED, UNKNOWN))
-        return max(0, fresh)
+    def shortage(self, length: int, count: int) -> int | None:
+        """See `Room.shortage`, for payloads of `length` bytes."""
+        limits = self._room.limits()
+        with self._lock:
+            return self._room.shortage(self._space, padded(length) + PAGE, count, limits)
 
-    def _fresh_bytes(self) -> int:
-        """Bytes that may be taken from the file system: within capacity, and above the floor."""
-        taken = self._taken_bytes() + self._overhead()
-        try:
-            free, total = self._io.free_bytes(self.directory)
-        except OSError:
-            return 0
-        return max(0, min(self.capacity - taken, free - int(self.floor * total)))
-
-    def _taken_bytes(self) -> int:
-        return self._space.bytes(USED, UNKNOWN, SPENT) + PAGE * len(self._files)
+    def excess(self) -> int:
+        """See `Room.excess`."""
+        with self._lock:
+            return self._room.excess(self._space)
 
     # --- ownership
 
@@ -116,31 +105,29 @@ class SegmentFiles:
         slot_bytes = padded(length) + PAGE
         if slot_bytes > self._segment_bytes:
             raise DiskFull(f"a block of {length} bytes is larger than a segment of {self._segment_bytes}")
-        with self._lock:
-            count = min(count, self._room(slot_bytes))
-            taken = self._space.allocate(slot_bytes, count, after)
-            while len(taken) < count:
-                try:
-                    self._add_segment(slot_bytes)
-                except DiskTierError:
-                    if not taken:
-                        raise
-                    break
-                taken += self._space.allocate(slot_bytes, min(count - len(taken), self._room(slot_bytes)))
-                if not self._room(slot_bytes):
-                    break
-            return taken
+        limits, taken = self._room.limits(), list[int]()
+        while True:
+            with self._lock:
+                free = self._room.slots(self._space, slot_bytes, limits)
+                wanted = min(count - len(taken), free)
+                found = self._space.allocate(slot_bytes, wanted, after)
+                limits = limits._replace(above_floor=limits.above_floor - len(found) * slot_bytes)
+                taken += found
+            if len(found) == wanted:
+                return taken
+            try:
+                self._add_segment(slot_bytes)
+            except DiskTierError:
+                if not taken:
+                    raise
+                return taken
 
     def _add_segment(self, slot_bytes: int) -> None:
-        taken = {*self._files, *(segment.number for segment in self._lost)}
-        number = next(n for n in range(1 << (32 - SLOT_BITS)) if n not in taken and not self._named(n))
-        slots = max(1, min(MAX_SLOTS, (self._segment_bytes - PAGE) // slot_bytes))
-        facts = Superblock(FORMAT, number, slot_bytes - PAGE, slots)
-        self._files[number] = SegmentFile.create(self._io, self.directory, facts)
-        self._space.add(number, slot_bytes, bytearray((HOLE,)) * slots)
-
-    def _named(self, number: int) -> bool:
-        return any(True for _ in self.directory.glob(f"{number:05d}-*.seg"))
+        with self._making:
+            segment = self._set.create(slot_bytes, self._segment_bytes)
+            with self._lock:
+                self._set.files[segment.number] = segment
+                self._space.add(segment.number, slot_bytes, bytearray((HOLE,)) * segment.slots)
 
     def adopt(self, slots: Sequence[int]) -> list[int]:
         """Claims slots that held bytes at open; returns the positions of those that are not there to be claimed."""
@@ -149,6 +136,7 @@ class SegmentFiles:
             for position, slot in enumerate(slots):
                 if self._space.state(slot) == UNKNOWN:
                     self._space.set(slot, USED)
+                    self._stuck.discard(slot)
                 else:
                     refused.append(position)
         return refused
@@ -166,8 +154,10 @@ class SegmentFiles:
         with self._lock:
             live = {slot for slot in slots if self._space.state(slot) in (USED, UNKNOWN)}
         for segment, run in self._runs(live):
-            state = self._make_holes(segment, [slot & (MAX_SLOTS - 1) for slot in run])
+            with segment.inside() as alive:
+                state = self._make_holes(segment, [slot & (MAX_SLOTS - 1) for slot in run]) if alive else HOLE
             with self._lock:
+                (self._stuck.update if state == UNKNOWN else self._stuck.difference_update)(run)
                 for slot in run:
                     if self._space.state(slot) is not None:
                         self._space.set(slot, state)
@@ -190,7 +180,7 @@ class SegmentFiles:
                     segment.write([page[:PAGE]], segment.offset(index) + segment.payload_bytes)
             segment.dirty = True
         except OSError:
-            self.counters["slots_lost"] += len(indices)  # a footer may have stayed: never hand these out
+            self.counters["slots_stuck"] += len(indices)  # a footer may have stayed: not to be handed out
             return UNKNOWN
         return SPENT
 
@@ -219,7 +209,7 @@ class SegmentFiles:
         for slot in sorted(slots):
             by_segment.setdefault(slot >> SLOT_BITS, []).append(slot)
         for number, members in by_segment.items():
-            segment = self._files.get(number)
+            segment = self._set.files.get(number)
             if segment is not None:
                 there = [slot for slot in members if slot & (MAX_SLOTS - 1) < segment.slots]
                 for run in cut_runs(there, segment.slot_bytes):
@@ -232,22 +222,39 @@ class SegmentFiles:
         slots of blocks that are not written are free again, and nothing of them is left.
         """
         order = {footer.slot: position for position, (footer, _) in enumerate(blocks)}
-        done = [False] * len(blocks)
-        first_error: DiskTierError | None = None
-        for segment, run in self._runs(order):
-            if first_error is None:
-                try:
+        runs = list(self._runs(order))
+        failed = threading.Event()
+        errors: list[DiskTierError] = []
+
+        def write_one(segment: SegmentFile, run: list[int]) -> bool:
+            if failed.is_set():
+                return False
+            try:
+                with segment.inside() as alive:
+                    if not alive:
+                        raise OSError(2, "the file was removed under us")
                     self._slots.write_run(segment, run, [blocks[order[slot]] for slot in run])
-                    segment.dirty = True
-                    for slot in run:
-                        done[order[slot]] = True
-                    self.counters["written_bytes"] += len(run) * segment.slot_bytes
-                    continue
-                except OSError as error:
-                    self.counters["write_errors"] += 1
-                    first_error = typed(error, f"writing {segment.path.name}")
-            self.free(run)
-        return done, first_error
+            except OSError as error:
+                failed.set()
+                errors.append(typed(error, f"writing {segment.path.name}"))
+                return False
+            segment.dirty = True
+            return True
+
+        if len(runs) == 1:
+            written = [write_one(*runs[0])]
+        else:
+            futures = [self._pool.submit(write_one, *run) for run in runs]
+            wait(futures)
+            written = [future.result() for future in futures]
+        done = [False] * len(blocks)
+        for (segment, run), good in zip(runs, written, strict=True):
+            for slot in run:
+                done[order[slot]] = good
+            self.counters["written_bytes"] += good * len(run) * segment.slot_bytes
+        self.counters["write_errors"] += len(errors)
+        self.free([footer.slot for (footer, _), good in zip(blocks, done, strict=True) if not good])
+        return done, errors[0] if errors else None
 
     def flush(self) -> None:
         """Everything written so far is on the device; DiskFault when that can't be said.
@@ -255,14 +262,14 @@ class SegmentFiles:
         After a failed flush the kernel forgets what it could not write: `sync_failures` tells a caller whether
         one happened since its own write, whoever called flush.
         """
-        for segment in list(self._files.values()):
-            with segment.sync_lock:
-                if not segment.dirty:
+        for segment in list(self._set.files.values()):
+            with segment.sync_lock, segment.inside() as alive:
+                if not segment.dirty or not alive:
                     continue
                 segment.dirty = False
                 try:
                     self._io.fdatasync(segment.fd)
-                    if not os.fstat(segment.fd).st_nlink:
+                    if not segment.is_named():
                         self._lose(segment)
                         raise OSError(2, "the file was removed under us")
                 except OSError as error:
@@ -271,12 +278,12 @@ class SegmentFiles:
                     raise typed(error, f"flushing {segment.path.name}") from error
 
     def _lose(self, segment: SegmentFile) -> None:
-        """The file has no name any more: what is in it would be gone at the next start, so it is gone now."""
         with self._lock:
-            self._files.pop(segment.number, None)
+            self._set.lose(segment)
             self._space.remove(segment.number)
-            self._lost.append(segment)
-            self.counters["segments_lost"] += 1
+            self.sync_failures += 1
+            self._lost.append(segment.number)
+            self._stuck = {slot for slot in self._stuck if slot >> SLOT_BITS != segment.number}
 
     def read(self, wanted: Sequence[Footer], buffers: Sequence[memoryview]) -> list[bool]:
         """Payloads into `buffers` (`length` bytes or padded), checked against the footers that they must have.
@@ -289,7 +296,9 @@ class SegmentFiles:
             order = {wanted[position].slot: position for position in reversed(rest)}
             for segment, run in self._runs(order):
                 pairs = [(wanted[order[slot]], buffers[order[slot]]) for slot in run]
-                for slot, good in zip(run, self._slots.read_run(segment, run, pairs), strict=True):
+                with segment.inside() as alive:
+                    goods = self._slots.read_run(segment, run, pairs) if alive else [False] * len(run)
+                for slot, good in zip(run, goods, strict=True):
                     held[order[slot]] = good
             done = set(order.values())
             rest = [position for position in rest if position not in done]
@@ -297,11 +306,13 @@ class SegmentFiles:
 
     def footer(self, slot: int) -> Footer | None:
         """The footer on disk; None when it is none or can't be read."""
-        segment = self._files.get(slot >> SLOT_BITS)
+        segment = self._set.files.get(slot >> SLOT_BITS)
         index = slot & (MAX_SLOTS - 1)
         if segment is None or index >= segment.slots:
             return None
-        with self._slots.scratch.borrow() as page:
+        with segment.inside() as alive, self._slots.scratch.borrow() as page:
+            if not alive:
+                return None
             try:
                 got = segment.read([page[:PAGE]], segment.offset(index) + segment.payload_bytes)
             except OSError:
@@ -310,29 +321,75 @@ class SegmentFiles:
             footer = unpack_footer(bytes(page[:PAGE]), slot) if got == PAGE else None
         return footer if footer is not None and padded(footer.length) == segment.payload_bytes else None
 
+    def footers(self, slots: Sequence[int]) -> list[Footer | None]:
+        """`footer` of many, several at a time."""
+        return list(self._pool.map(self.footer, slots, chunksize=64))
+
     # --- upkeep
+
+    def tidy(self) -> list[int]:
+        """Upkeep, each second or so: returns the numbers of segments that are lost, until `lost_told`.
+
+        Slots that could not be emptied are tried again; files in which nothing lies are removed. OSError of the kernel.
+        """
+        for segment in list(self._set.files.values()):
+            if not segment.is_named():
+                self._lose(segment)
+        with self._lock:
+            stuck = sorted(self._stuck)
+        self.free(stuck)
+        self.remove_empty()
+        return list(self._lost)
+
+    def lost_told(self, segments: list[int]) -> None:
+        """No index names a slot of these any more."""
+        self._lost = [number for number in self._lost if number not in segments]
+
+    def remove_empty(self) -> None:
+        """Removes files in which nothing lies: a new one costs a few ms, an old one would be there for ever."""
+        with self._lock:
+            spaces = self._space.segments
+            empty = [n for n, space in spaces.items() if not space.counts[USED] and not space.counts[UNKNOWN]]
+            removed = [(self._set.files.pop(number), spaces.pop(number)) for number in empty]
+        for segment, space in removed:
+            try:
+                self._set.remove(segment)
+            except OSError:
+                self.counters["unlink_errors"] += 1
+                with self._lock:
+                    self._set.files[segment.number], spaces[segment.number] = segment, space
+        if removed:
+            self._set.sync()
 
     def used(self) -> tuple[int, int]:
         """(slots, bytes) in use, those that nobody has claimed yet included."""
         with self._lock:
             return self._space.count(USED, UNKNOWN), self._space.bytes(USED, UNKNOWN)
 
+    def unclaimed(self) -> int:
+        """Slots that hold bytes and are nobody's."""
+        with self._lock:
+            return self._space.count(UNKNOWN)
+
+    @property
+    def last_fault(self) -> str:
+        """Why a block last could not be read."""
+        return self._slots.last_fault
+
     def taken_bytes(self) -> int:
         """Bytes of the file system that we hold."""
         with self._lock:
-            return self._taken_bytes()
+            return self._room.taken(self._space)
 
     def check_integrity(self) -> None:
         """AssertionError with the numbers when the accounting disagrees with itself."""
         with self._lock:
             self._space.check_integrity()
-            if set(self._space.segments) != set(self._files):
-                raise AssertionError(f"segments {sorted(self._space.segments)} against files {sorted(self._files)}")
+            if set(self._space.segments) != set(self._set.files):
+                raise AssertionError(f"segments {sorted(self._space.segments)} against files {sorted(self._set.files)}")
 
     def close(self) -> None:
         """Closes the files; no other call may run."""
-        for segment in [*self._files.values(), *self._lost]:
-            self._io.close(segment.fd)
-        self._files.clear()
-        self._lost.clear()
+        self._pool.shutdown()
+        self._set.close()
         self._space = SlotSpace()

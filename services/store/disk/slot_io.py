@@ -12,6 +12,12 @@ from services.store.disk.segment_file import SegmentFile
 RUN_BYTES = 4 << 20
 """Neighbours are read and written in calls of up to this many bytes."""
 
+_FAULTS = {
+    "short_reads": "the file ends before the block does",
+    "footer_mismatches": "the slot holds no such block: overwritten, swapped or damaged",
+    "checksum_mismatches": "the bytes are not those that were written",
+}
+
 _MAX_PARTS = 1024
 """IOV_MAX of Linux: a slot takes two parts."""
 
@@ -34,6 +40,7 @@ class SlotIO:
 
     def __init__(self, counters: Counter[str]) -> None:
         self.scratch = ScratchPool(RUN_BYTES)
+        self.last_fault = ""
         self._counters = counters
 
     def write_run(self, segment: SegmentFile, run: list[int], blocks: list[tuple[Footer, memoryview]]) -> None:
@@ -69,8 +76,9 @@ class SlotIO:
                 whole = len(run) * segment.slot_bytes
                 at = segment.offset(run[0] & (MAX_SLOTS - 1))
                 got = segment.read(parts if as_they_are else [scratch[:whole]], at)
-            except OSError:
+            except OSError as error:
                 self._counters["read_errors"] += 1
+                self.last_fault = f"{segment.path.name}: {error.strerror or error}"
                 if len(run) == 1:
                     return [False]  # below: one bad sector must not cost its neighbours
                 return [self.read_run(segment, [s], [p])[0] for s, p in zip(run, pairs, strict=True)]
@@ -81,14 +89,16 @@ class SlotIO:
                     payload = scratch[position * step : position * step + min(size, len(buffer))]
                     buffer[: len(payload)] = payload
                 there = got >= (position + 1) * segment.slot_bytes
-                held.append(there and self._verified(footer, bytes(pages[position]), buffer))
+                fault = self._fault(footer, bytes(pages[position]), buffer) if there else "short_reads"
+                held.append(fault is None)
+                if fault is not None:
+                    self._counters[fault] += 1
+                    self.last_fault = f"{segment.path.name}: {_FAULTS[fault]}"
             return held
 
-    def _verified(self, footer: Footer, page: bytes, buffer: memoryview) -> bool:
+    def _fault(self, footer: Footer, page: bytes, buffer: memoryview) -> str | None:
         if unpack_footer(page, footer.slot) != footer:
-            self._counters["footer_mismatches"] += 1
-            return False
+            return "footer_mismatches"
         if xxhash.xxh3_64_intdigest(buffer[: footer.length]) != footer.checksum:
-            self._counters["checksum_mismatches"] += 1
-            return False
-        return True
+            return "checksum_mismatches"
+        return None

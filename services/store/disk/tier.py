@@ -12,28 +12,27 @@ catalogue does, and calls `save`, `delete`, `touch`. Policy-free, trio-free; cal
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from services.store.disk.block import Block, DiskStatistics, footer_of
-from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable, IndexBusy, IndexDamaged
+from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable, IndexDamaged
 from services.store.disk.gate import Gate
 from services.store.disk.index import MAP_BYTES, DiskIndex
 from services.store.disk.index_record import ENTRY, Entry
 from services.store.disk.meta_file import MetaFile
+from services.store.disk.pending import Pending, same_copy
 from services.store.disk.recovery import Recovery
 from services.store.disk.segments import SEGMENT_BYTES, SegmentFiles
+from services.store.disk.survey import check, identities_in, rows_of_root
+from services.store.disk.tier_place import TierPlace
+from services.store.disk.troubles import Troubles
 from shared.config import FaultsConfig
 from shared.faults import Faults
 from shared.fileio import FileIO
-from shared.paths import Lock, PlaceError, Taken
-
-_TOUCHES = 1 << 17
-"""Recencies kept until the next sync; they are hints, more than this many are dropped."""
 
 _INDEX_SLACK = 128 << 10
 """Bytes of the capacity kept for what the next transactions add to the index."""
@@ -60,23 +59,16 @@ class DiskTier:
         IndexBusy: another owner has it. Lookups, loads and saves work at once; call `recover_step` in a thread
         until it returns None.
         """
-        self.reason = ""
         self._io = io or FileIO()
         self._faults = faults or Faults(FaultsConfig())
         self._counters: Counter[str] = Counter()
+        self._troubles = Troubles(self._counters, lambda: self._index.distrust_next_time())
         self._saves = Gate()
+        self._loads = Gate()
         self._mutate = threading.Lock()
-        self._touching = threading.Lock()
-        self._touched: dict[bytes, int] = {}
-        self._damaged = False
+        self._pending = Pending()
         self._closed = False
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = Lock(directory / "lock", "the disk tier")
-        except Taken as error:
-            raise IndexBusy(str(error)) from error
-        except (OSError, PlaceError) as error:
-            raise DiskUnusable(f"disk tier: {error}") from error
+        self._place = TierPlace(directory)
         try:
             self._open(directory, capacity, floor, max_blocks, map_bytes, segment_bytes)
         except BaseException as error:
@@ -101,7 +93,7 @@ class DiskTier:
             segment_bytes=segment_bytes,
         )
         if self._index.reason:
-            self._trouble(self._index.reason)
+            self._troubles.note("IndexDamaged", self._index.reason)
         self._recovery = Recovery(self._index, self._files)
 
     def _abandon(self) -> None:
@@ -110,7 +102,7 @@ class DiskTier:
             self._files.close()
         if hasattr(self, "_index"):
             self._index.close(clean=False)
-        self._lock.release()
+        self._place.release()
 
     # --- reading
 
@@ -121,34 +113,51 @@ class DiskTier:
 
     def lookup_run(self, identities: Sequence[bytes]) -> list[Entry]:
         """Entries of the leading run that is on disk, in one read transaction."""
-        try:
-            return self._index.get_run(identities)
-        except DiskTierError as error:
-            self._note(error)
+        if self._closed:
             return []
+        try:
+            found = self._index.get_run(identities)
+        except DiskTierError as error:
+            self._troubles.note_error(error)
+            return []
+        return self._pending.leading_good(found)
 
     def load(self, entries: Sequence[Entry], buffers: Sequence[memoryview]) -> list[bool]:
         """Reads payloads into `buffers` (writable, `length` bytes or padded to 4 KiB; arena memory), verified.
 
-        False: a miss; the buffer's content is then undefined, and the block has been dropped from disk and index.
-        OSError of a fault hook.
+        False: a miss; the buffer's content is then undefined, and the block is no longer found. It leaves index and
+        disk at the next `sync`: a load waits for no write. OSError of a fault hook.
         """
-        self._faults.at("store_in_load")
-        held = self._files.read([footer_of(entry) for entry in entries], buffers)
-        bad = [entry for entry, good in zip(entries, held, strict=True) if not good]
-        if bad:
-            self._counters["load_misses"] += len(bad)
-            try:
-                self._drop(bad)
-            except DiskTierError as error:
-                self._note(error)
-        return held
+        with self._loads.shared():
+            if self._closed:
+                return [False] * len(entries)
+            self._faults.at("store_in_load")
+            held = self._files.read([footer_of(entry) for entry in entries], buffers)
+            bad = [entry for entry, good in zip(entries, held, strict=True) if not good]
+            if bad:
+                self._counters["load_misses"] += len(bad)
+                self._troubles.note("unreadable", f"a block could not be read back: {self._files.last_fault}", len(bad))
+                self._pending.give_up(bad)
+            return held
 
-    def _drop(self, bad: Sequence[Entry]) -> None:
-        """Drops blocks that can't be read, unless their identity lies elsewhere by now."""
-        with self._mutate:
-            same = [entry for entry in bad if _where(self._index.get(entry.identity)) == _where(entry)]
-            self._delete([entry.identity for entry in same])
+    @property
+    def reason(self) -> str:
+        """The last trouble, "" for none."""
+        return self._troubles.reason
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether a block that is not found is not here; False when the tier can't tell."""
+        return not (self._closed or self._troubles.damaged)
+
+    def _drop_bad(self) -> None:
+        """Drops blocks that could not be read, unless their identity lies elsewhere by now."""
+        bad = self._pending.take_bad()
+        try:
+            self._delete([entry.identity for entry in bad if same_copy(self._index.get(entry.identity), entry)])
+        except DiskTierError:
+            self._pending.give_up(bad)
+            raise
 
     # --- writing
 
@@ -161,7 +170,7 @@ class DiskTier:
         """
         if not blocks:
             return []
-        with self._saves.shared(), self._noted():
+        with self._saves.shared(), self._troubles.noted():
             self._faults.at("store_before_data")
             entries, mark, error = self._write(blocks)
             try:
@@ -182,7 +191,7 @@ class DiskTier:
             self._files.free([entry.slot for entry in gone])
             self._counters["saved_blocks"] += len(entries)
             if error is not None:
-                self._note(error)
+                self._troubles.note_error(error)
             return entries
 
     def _write(self, blocks: Sequence[Block]) -> tuple[list[Entry], int, DiskTierError | None]:
@@ -207,7 +216,7 @@ class DiskTier:
         In state rebuilding, a copy that the rebuild has not come to yet is not known and comes back; `clear` reaches
         these too.
         """
-        with self._noted(), self._mutate:
+        with self._troubles.noted(), self._mutate:
             return self._delete(identities)
 
     def _delete(self, identities: Sequence[bytes]) -> int:
@@ -232,58 +241,68 @@ class DiskTier:
 
         Waits for saves that are under way; those that begin later are not touched.
         """
-        with self._saves.alone(), self._noted(), self._mutate:
-            found = self._slots_of(root)
+        with self._saves.alone(), self._troubles.noted(), self._mutate:
+            found = rows_of_root(self._index, root)
             if root is None:
                 self._index.drop_all()
             else:
-                identities = [identity for batch in found for identity in batch["identity"].tolist()]
+                identities = found["identity"].tolist()
                 for start in range(0, len(identities), 4096):
                     self._index.apply(deletes=identities[start : start + 4096])
             self._index.sync()
             self._faults.at("store_in_delete")
-            slots = [slot for batch in found for slot in batch["slot"].tolist()]
-            size = sum(int(batch["length"].sum()) for batch in found)
-            self._files.free(slots)
+            self._files.free(found["slot"].tolist())
             strays = self._recovery.strays(root)
             self._files.free([footer.slot for footer in strays])
             self._files.flush()
-            return len(slots) + len(strays), size + sum(footer.length for footer in strays)
-
-    def _slots_of(self, root: bytes | None) -> "list[np.ndarray[Any, Any]]":
-        found = []
-        last: bytes | None = None
-        while True:
-            rows = self._index.scan(last, 8192)
-            wanted = rows.entries
-            if root is not None:
-                wanted = wanted[wanted["root"] == np.frombuffer(root, dtype="V32")[0]]
-            found.append(wanted)
-            last = rows.last
-            if last is None:
-                return found
+            self._files.remove_empty()
+            size = int(found["length"].sum()) + sum(footer.length for footer in strays)
+            return len(found) + len(strays), size
 
     def touch(self, recency: Mapping[bytes, int]) -> None:
         """Notes recencies, no IO; they reach the index with the next sync."""
-        with self._touching:
-            if len(self._touched) < _TOUCHES:
-                self._touched.update(recency)
+        self._pending.touch(recency)
 
-    def sync(self) -> None:
-        """Pending recencies and the index to the device; call each second or so. DiskFull, DiskFault, IndexDamaged."""
-        with self._noted():
-            with self._touching:
-                touched, self._touched = self._touched, {}
-            if touched:
+    def sync(self) -> list[bytes]:
+        """Pending recencies and the index to the device, and upkeep; call each second or so.
+
+        Returns identities of blocks that turned out to be gone with their segment file. DiskFull, DiskFault,
+        IndexDamaged, DiskGone.
+        """
+        with self._troubles.noted():
+            self._place.check()
+            if touched := self._pending.take_touched():
                 with self._mutate:
                     self._index.apply(recency=touched)
             self._index.sync()
+            with self._mutate:
+                self._drop_bad()
+                return self._forget_lost(self._files.tidy())
+
+    def _forget_lost(self, segments: list[int]) -> list[bytes]:
+        if not segments:
+            return []
+        gone = identities_in(self._index, segments)
+        self._index.apply(deletes=gone)
+        self._files.lost_told(segments)
+        self._counters["lost_blocks"] += len(gone)
+        names = ", ".join(f"{number:05d}" for number in segments)
+        self._troubles.note("unreadable", f"{len(gone)} blocks are gone with segment {names}: removed under us")
+        return gone
 
     # --- upkeep
 
     def room(self, length: int) -> int:
         """How many more blocks of `length` bytes fit now; no IO but statvfs."""
         return self._files.room(length)
+
+    def shortage(self, length: int, count: int) -> int | None:
+        """How many blocks must go before `count` more fit; None when even all of them are not enough."""
+        return self._files.shortage(length, count)
+
+    def excess(self) -> int:
+        """Bytes beyond the capacity, as after it was lowered."""
+        return self._files.excess()
 
     def recover_step(self, limit: int = 4096) -> "np.ndarray[Any, Any] | None":
         """The next batch of entries on disk (dtype ENTRY), for the catalogue; None when all are told.
@@ -292,7 +311,9 @@ class DiskTier:
         that were saved or deleted since open may or may not be among them: ask `lookup` where it matters.
         One thread at a time. DiskFull, DiskFault: call again later. IndexDamaged: `heal` first.
         """
-        with self._noted(), self._mutate:
+        with self._troubles.noted(), self._mutate:
+            self._place.check()
+            self._drop_bad()
             batch = self._recovery.step(limit)
             self._counters.update(self._recovery.take_counters())
             return batch
@@ -302,96 +323,66 @@ class DiskTier:
 
         The catalogue forgets what it has on disk, then calls `recover_step` as at a start. DiskFault, DiskUnusable.
         """
-        with self._saves.alone(), self._noted(), self._mutate:
+        with self._saves.alone(), self._troubles.noted(), self._mutate:
+            self._place.check()
+            self._pending.take_bad()
             self._index.start_anew(self.reason or "healed")
             self._files.disown_all()
             self._recovery = Recovery(self._index, self._files)
-            self._damaged = False
+            self._troubles.damaged = False
 
     def get_meta(self, name: str) -> bytes | None:
         """A small durable record (clear epoch, next generation, ...); survives a damaged index. No IO."""
         return self._meta.values.get(name)
 
+    def get_number(self, name: str) -> int:
+        """A small record that is a number; 0 when there is none. No IO."""
+        return int.from_bytes((self.get_meta(name) or b"")[:8], "little")
+
     def put_meta(self, values: Mapping[str, bytes]) -> None:
         """Sets small records, durably. DiskFull, DiskFault."""
-        with self._noted(), self._mutate:
+        with self._troubles.noted(), self._mutate:
             self._meta.put(values)
 
     def statistics(self) -> DiskStatistics:
         """No IO."""
         blocks, size = self._files.used()
         counters = dict(self._counters + self._files.counters)
-        state = "damaged" if self._damaged else self._recovery.state
-        return DiskStatistics(state, self.reason, blocks, size, self._files.capacity, counters)
+        state = "damaged" if self._troubles.damaged else self._recovery.state
+        unclaimed = self._files.unclaimed() if state != "ready" else 0
+        troubles = self._troubles.all()
+        return DiskStatistics(state, self.reason, blocks, size, unclaimed, self._files.capacity, counters, troubles)
 
     def taken_bytes(self) -> int:
         """What the tier takes of the file system, index included."""
         return self._files.taken_bytes() + self._index.file_bytes()
 
     def check_integrity(self) -> None:
-        """AssertionError with the numbers when index, accounting and footers disagree. Reads everything."""
+        """AssertionError with the numbers when index, accounting and footers disagree. Reads all footers."""
         with self._saves.alone(), self._mutate:
-            self._files.check_integrity()
-            seen: set[int] = set()
-            for batch in self._slots_of(None):
-                for entry in map(Entry._make, batch.tolist()):
-                    if entry.slot in seen:
-                        raise AssertionError(f"slot {entry.slot} is in the index twice")
-                    seen.add(entry.slot)
-                    if self._files.footer(entry.slot) != footer_of(entry):
-                        raise AssertionError(f"slot {entry.slot} does not hold {entry.identity.hex()}")
-            blocks, _ = self._files.used()
-            if self._recovery.state == "ready" and blocks != len(seen):
-                raise AssertionError(f"{blocks} slots are in use, {len(seen)} are in the index")
+            check(self._index, self._files, complete=self._recovery.state == "ready")
 
     def close(self, *, clean: bool = True) -> None:
-        """Syncs and closes; idempotent. No other call may run. `clean` False leaves everything as a kill would."""
+        """Syncs and closes, once the loads under way have ended; idempotent. Only loads and lookups may run still.
+
+        `clean` False leaves everything as a kill would.
+        """
         if self._closed:
             return
-        self._closed = True
+        with self._loads.alone():
+            self._closed = True
         try:
-            if clean and not self._damaged:
+            if clean and not self._troubles.damaged:
                 self.sync()
                 self._files.flush()
-            self._index.close(clean=clean and not self._damaged)
+            self._index.close(clean=clean and not self._troubles.damaged)
         except DiskTierError as error:
-            self._note(error)
+            self._troubles.note_error(error)
         except OSError as error:
-            self._trouble(f"closing the disk tier: {error}")
+            self._troubles.note("DiskFault", f"closing the disk tier: {error.strerror}")
         finally:
             self._files.close()
-            self._lock.release()
-
-    # --- trouble
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        try:
-            yield
-        except DiskTierError as error:
-            self._note(error)
-            raise
-        except OSError as error:
-            fault = DiskFault(str(error))
-            self._note(fault)
-            raise fault from error
-
-    def _note(self, error: DiskTierError) -> None:
-        self._counters[type(error).__name__] += 1
-        self._trouble(error.reason)
-        if isinstance(error, IndexDamaged) and not self._damaged:
-            self._damaged = True
-            try:
-                self._index.distrust_next_time()
-            except OSError as failed:
-                self._trouble(f"{error.reason}; and its note can't be written: {failed}")
-
-    def _trouble(self, reason: str) -> None:
-        self.reason = reason
-
-
-def _where(entry: Entry | None) -> tuple[int, int] | None:
-    return None if entry is None else (entry.slot, entry.generation)
+            self._place.release()
 
 
 __all__ = ["ENTRY", "Block", "DiskStatistics", "DiskTier", "Entry"]
