@@ -1,7 +1,7 @@
 """Asking running services as role `admin`: status, clear. For commands, the demo and tests."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import trio
@@ -9,7 +9,7 @@ import trio
 from shared.messages.hello import Snapshot, Status
 from shared.node import Node
 from shared.paths import Places
-from shared.peers import DeadlinePassed, Peer, PeerGone, RequestFailed
+from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, RequestFailed
 
 SERVICES = ("store", "scheduler", "worker", "tokenizer", "detokenizer")
 ANSWER_S = 2.0
@@ -47,7 +47,7 @@ async def snapshots(node: Node, *, deadline_s: float = ANSWER_S) -> dict[str, Sn
         if peer is not None:
             try:
                 found[role] = await peer.ask(Status(), Snapshot, deadline_s=deadline_s)
-            except (PeerGone, DeadlinePassed, RequestFailed):
+            except (PeerGone, PeerSlow, DeadlinePassed, RequestFailed):  # slow: killed before it took anything in
                 found[role] = None
 
     async with trio.open_nursery() as nursery:
@@ -56,15 +56,19 @@ async def snapshots(node: Node, *, deadline_s: float = ANSWER_S) -> dict[str, Sn
     return found
 
 
+def serving(found: Mapping[str, Snapshot | None]) -> bool:
+    """Whether every service is ready and the scheduler has worker and store."""
+    scheduler = found["scheduler"]
+    facts = scheduler.data if scheduler is not None else {}
+    all_ready = all(snapshot is not None and snapshot.ready for snapshot in found.values())
+    return all_ready and bool(facts.get("worker_ready") and facts.get("store_open"))
+
+
 async def wait_serving(node: Node, *, deadline_s: float) -> bool:
     """Waits until every service is ready and the scheduler has worker and store; False when that takes too long."""
     with trio.move_on_after(deadline_s):
         while True:
-            found = await snapshots(node, deadline_s=min(ANSWER_S, deadline_s))
-            scheduler = found["scheduler"]
-            all_ready = all(snapshot is not None and snapshot.ready for snapshot in found.values())
-            facts = scheduler.data if scheduler is not None else {}
-            if all_ready and facts.get("worker_ready") and facts.get("store_open"):
+            if serving(await snapshots(node, deadline_s=min(ANSWER_S, deadline_s))):
                 return True
             await trio.sleep(0.1)  # a poll of status, not a wait for an effect of ours
     return False

@@ -79,7 +79,8 @@ class Stream:
     """An async context manager and iterator of chunks; leaving it before the finish cancels the request.
 
     (A detached request is left alone instead.) Raises RequestRejected, ServiceAway, or RequestFailed for a fault of
-    a service. `prompt_tokens` is known once accepted, `finish` once the last chunk has been given.
+    a service. `prompt_tokens` is known once accepted, `finish` once the last chunk has been given. `retries` counts
+    the times that Generate or Attach had to be sent again.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Stream:
         self.request = request
         self.finish: Finish | None = None
         self.prompt_tokens: int | None = None
+        self.retries = 0
         self._client = client
         self._submitted = submitted
         self._received = start  # token index that the next chunk must start with
@@ -229,6 +231,7 @@ class Stream:
                 answer: Accepted | Rejected = await peer.ask(self.request, (Accepted, Rejected), deadline_s=ASK_S)
             except (PeerGone, PeerSlow, DeadlinePassed):
                 failures += 1
+                self.retries += 1
                 continue
             except RequestFailed as failed:
                 if failed.code != "deadline":
@@ -254,6 +257,7 @@ class Stream:
             try:
                 answer: Attached | Rejected = await peer.ask(attach, (Attached, Rejected), deadline_s=ASK_S)
             except (PeerGone, PeerSlow, DeadlinePassed):
+                self.retries += 1
                 await trio.sleep(PAUSE_S)
                 continue
             except RequestFailed as failed:
@@ -271,6 +275,7 @@ class Stream:
                 for wait in (peer.wait_gone, self._out_of_order.wait):
                     nursery.start_soon(self._first, wait, nursery.cancel_scope)
             self._peer = None
+            self.retries += 1
 
     @staticmethod
     async def _first(wait: Callable[[], Awaitable[object]], scope: trio.CancelScope) -> None:

@@ -1,0 +1,124 @@
+"""One campaign: an undisturbed run, then strikes and checkpoints on one stack, until all kills are done."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from ops.admin import admin
+from ops.chaos.assault import Assault, Broken, Tally
+from ops.chaos.customers import Customers, Totals, Violation
+from ops.chaos.inspection import Inspection, ledger_gaps, wait_balanced
+from ops.chaos.mix import Item, Mix
+from ops.chaos.models import Oracle, Subject, catalogue
+from ops.chaos.schedule import Strike, schedule
+from ops.client import connected
+from ops.stack import Stack
+from shared.node import Node
+
+CHECK_EVERY = 25
+"""Strikes between two checkpoints; they last less than a request's result is kept."""
+WARM_UP_S = 2.0
+
+
+@dataclass
+class Campaign:
+    """`stack` is empty and stays so after `run`; `violations` empty means that every promise held."""
+
+    stack: Stack
+    subject: Subject
+    seed: int
+    kills: int
+    minutes: float
+    say: Callable[[str], None]
+    violations: list[Violation] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    totals: Totals = field(default_factory=Totals)
+    largest: dict[str, int] = field(default_factory=dict)
+    near_ties: int = 0
+    checkpoints: int = 0
+    seconds: float = 0.0
+
+    async def run(self) -> None:
+        """Ends at the first checkpoint that finds a violation."""
+        begun = time.monotonic()
+        oracle = Oracle(self.subject)
+        items, long_items = await self._undisturbed(oracle)
+        async with admin(self.stack.places) as node:
+            assault = Assault(self.stack, self.subject, node, self.say)
+            self.tally = assault.tally
+            mix = Mix(self.seed, items, long_items)
+            customers = Customers(self.stack.places, self.subject, oracle, mix, lambda: assault.tally.ways.total())
+            self.violations, self.totals = customers.violations, customers.totals
+            inspection = Inspection(self.stack, largest=self.largest)
+            try:
+                await assault.start("calm")
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(customers.run)
+                    await self._strikes(assault, customers, inspection, node, begun)
+                    customers.send_home()
+                await assault.stop()
+            except* Broken as broken:
+                for error in broken.exceptions:
+                    customers.violate("the stack broke", str(error))
+        self.near_ties = oracle.near_ties
+        self.seconds = time.monotonic() - begun
+
+    async def _undisturbed(self, oracle: Oracle) -> tuple[list[Item], list[Item]]:
+        """The catalogue with all its answers; a real model is asked on a stack of its own."""
+        if self.subject.strict:
+
+            async def computed(item: Item) -> tuple[int, ...]:
+                return oracle.ids(item)
+
+            return await catalogue(self.seed, self.subject, computed)
+        self.say("undisturbed run")
+        with Stack(self.stack.settings) as calm:
+            await calm.start(deadline_s=self.subject.patience_s)
+            async with connected(calm.places) as client:
+
+                async def asked(item: Item) -> tuple[int, ...]:
+                    return await oracle.ask(client, item)
+
+                return await catalogue(self.seed, self.subject, asked)
+
+    async def _strikes(
+        self, assault: Assault, customers: Customers, inspection: Inspection, node: Node, begun: float
+    ) -> None:
+        customers.open()
+        await trio.sleep(WARM_UP_S)  # some traffic before the first look, which is the measure for all others
+        await self._checkpoint(customers, inspection, node)
+        strikes = schedule(self.seed, self.kills)
+        for strike, following in zip(strikes, [*strikes[1:], None], strict=True):
+            check = strike.number % CHECK_EVERY == 0 or following is None
+            await assault.carry_out(strike, then_wait=check or _wait_between(following))
+            over = bool(self.minutes) and time.monotonic() - begun > 60 * self.minutes
+            if check or over or self.violations:
+                await assault.wait_serving()
+                await self._checkpoint(customers, inspection, node)
+            if over or self.violations:
+                return
+
+    async def _checkpoint(self, customers: Customers, inspection: Inspection, node: Node) -> None:
+        """All customers finish; then the books must balance, results must stay, and nothing may have grown."""
+        await customers.close()
+        self.checkpoints += 1
+        if trouble := await wait_balanced(node):
+            customers.violate("not conserved", trouble)
+        await customers.replay()
+        if trouble := await ledger_gaps(self.stack.places.ledger, customers.accepted):
+            customers.violate("ledger", trouble)
+        for line in await inspection.wait_small():
+            customers.violate("leak", line)
+        facts = customers.totals
+        self.say(
+            f"checkpoint: {facts.accepted} requests right, {facts.retries} retries, {len(self.violations)} violations"
+        )
+        if not self.violations:
+            customers.open()
+
+
+def _wait_between(following: Strike | None) -> bool:
+    """Whether the next blow falls on a stack that serves."""
+    return following is None or following.moment != "recovering"
