@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup lint format test demo serve bench fuzz clean
+.PHONY: setup lint format test demo serve bench chaos fuzz clean
 
 setup: $(STAMP)
 
@@ -36,9 +36,17 @@ serve: setup
 bench: setup
 	$(PY) -m ops.bench
 
+# KILLS and SEED, MINUTES to end earlier, MODEL=toy|tiny|smollm2: docs/chaos.md
+KILLS ?= 100
+SEED ?= 1
+MINUTES ?= 0
+MODEL ?= toy
+
+chaos: setup
+	$(PY) -m ops.chaos --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES) --model $(MODEL)
+
 # SECONDS for all decoders together; SEED names the inputs
 SECONDS ?= 60
-SEED ?= 1
 
 fuzz: setup
 	$(PY) -m ops.fuzz --seconds $(SECONDS) --seed $(SEED)

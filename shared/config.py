@@ -111,6 +111,8 @@ class FaultsConfig(Section, frozen=True):
     """Comma-separated token ids that every request "generates"."""
     record_plans: str = ""
     """File to which the worker appends every plan that it executes, for replays by the benchmark."""
+    record_commits: str = ""
+    """File to which the store appends identity and parent of every block that it has published."""
     max_pool_blocks: int = 0
     max_host_blocks: int = 0
     max_disk_blocks: int = 0

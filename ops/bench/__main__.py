@@ -18,7 +18,7 @@ from ops.stack import ROOT, Stack
 from shared.config import ModelConfig
 from shared.paths import default_home
 
-SECTIONS = ("prefill", "batch", "warm", "services")
+SECTIONS = ("prefill", "batch", "warm", "services", "revival")
 
 
 def commit() -> str:

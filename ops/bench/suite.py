@@ -13,6 +13,7 @@ import trio
 
 from ops.bench.measure import Spread, timed, together
 from ops.bench.peer import ROOT, TransformersPeer
+from ops.bench.revival import revival
 from ops.client import Client, connected
 from ops.prompts import passage
 from ops.stack import Stack
@@ -59,6 +60,7 @@ class Suite:
             "batch": self.batch,
             "warm": self.warm,
             "services": self.services,
+            "revival": self.revived,
         }
         for name, section in sections.items():
             if not only or name in only:
@@ -125,6 +127,10 @@ class Suite:
         ):
             ours = Spread.of(values)
             self.note(name, ours, base, ours.median / base.median, bar)
+
+    async def revived(self) -> None:
+        """After `kill -9` of everything: what comes back, and how soon the first hit answers."""
+        await revival(self.stack.settings, self.fresh, self.note, self.rounds)
 
     async def _all_saved(self) -> None:
         with trio.fail_after(60):

@@ -50,6 +50,11 @@ class Look:
     arenas: list[str]
 
 
+def _is_part(path: Path) -> bool:
+    """A file that was never finished. What was moved aside for people to look at is as it was found."""
+    return path.suffix in PARTS and path.parent.suffix != ".damaged"
+
+
 @dataclass
 class Inspection:
     """Compares looks with the first one."""
@@ -74,7 +79,7 @@ class Inspection:
             bytes=sizes,
             own_files=len(list(Path("/proc/self/fd").iterdir())),
             run_names=frozenset(path.name for path in places.run.iterdir()),
-            parts=[str(path) for path in (*places.home.rglob("*"), *places.run.rglob("*")) if path.suffix in PARTS],
+            parts=[str(path) for home in (places.home, places.run) for path in home.rglob("*") if _is_part(path)],
             arenas=[path.name for path in Path(self.stack.arena_dir).glob(f"perdure-{places.home_hash}*")],
         )
 

@@ -11,6 +11,8 @@ import trio
 from services.store.catalog.catalog import Catalog, Grant, Owner
 from services.store.catalog.entries import ON_DISK
 from services.store.catalog.leases import StagedRun
+from services.store.catalog.order import NONE
+from services.store.commits import FIRST, CommitLog
 from services.store.disk.errors import DiskTierError
 from services.store.disk_lane import DiskLane
 from services.store.opening import Opened, open_disk, open_store
@@ -28,6 +30,7 @@ from services.store.stager import Stager
 from shared.actor import Actor, Peer, Reject, on
 from shared.messages.base import split_identities, unpack_u32
 from shared.messages.store import (
+    COMMIT_DONE,
     COMMIT_STALE,
     RESERVE_FULL,
     Abandon,
@@ -66,6 +69,7 @@ class Store(Actor):
         """Recovers both tiers."""
         self._slot_bytes: dict[Owner, int] = {}
         self._owners: dict[Owner, Peer] = {}
+        self.commits = CommitLog(self.config.faults.record_commits)
         self.arena_trouble = ""
         self.opened = await trio.to_thread.run_sync(open_store, self.places, self.config, self.faults, self.log)
         if self.opened.catalog is None or self.opened.arena is None or self.opened.recovery is None:
@@ -191,8 +195,19 @@ class Store(Actor):
             catalog.commit(owner, slot, generation, checksum)
             for (slot, generation), checksum in zip(grants, checksums, strict=True)
         )
+        if self.commits.active:
+            published = [slot for (slot, _), done in zip(grants, status, strict=True) if done == COMMIT_DONE]
+            self.commits.append(map(self._published, published))
         self.lane.wake()
         return Committed(status=status)
+
+    def _published(self, slot: int) -> tuple[bytes, bytes]:
+        """Identity and parent of the block in a slot."""
+        assert self.opened.catalog is not None
+        blocks = self.opened.catalog.blocks
+        entry = blocks.slots.entry[slot]
+        before = blocks.entries.parent[entry]
+        return blocks.entries.identity(entry), FIRST if before == NONE else blocks.entries.identity(before)
 
     @on(Abandon, roles=SCHEDULERS)
     def _abandon(self, peer: Peer, message: Abandon) -> None:
