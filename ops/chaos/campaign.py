@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -14,7 +15,11 @@ from ops.chaos.mix import Item, Mix
 from ops.chaos.models import Oracle, Subject, catalogue
 from ops.chaos.schedule import Strike, schedule
 from ops.client import connected
+from ops.doctor.exam import examine
+from ops.doctor.report import Level
+from ops.doctor.running import Told, ask
 from ops.stack import Stack
+from shared.config import load_config
 from shared.node import Node
 
 CHECK_EVERY = 25
@@ -59,6 +64,7 @@ class Campaign:
                     await self._strikes(assault, customers, inspection, node, begun)
                     customers.send_home()
                 await assault.stop()
+                await self._doctor(customers)
             except* Broken as broken:
                 for error in broken.exceptions:
                     customers.violate("the stack broke", str(error))
@@ -106,6 +112,7 @@ class Campaign:
         self.checkpoints += 1
         if trouble := await wait_balanced(node):
             customers.violate("not conserved", trouble)
+        await self._doctor(customers)
         await customers.replay()
         if trouble := await ledger_gaps(self.stack.places.ledger, customers.accepted):
             customers.violate("ledger", trouble)
@@ -117,6 +124,15 @@ class Campaign:
         )
         if not self.violations:
             customers.open()
+
+    async def _doctor(self, customers: Customers) -> None:
+        """`perdure doctor`, every payload read; of a running stack, too."""
+        config = load_config(environ=self.stack.environ)
+        told = await ask(self.stack.places) if self.stack.process is not None else Told()
+        examined = partial(examine, self.stack.places, config, told=told)
+        report = await trio.to_thread.run_sync(examined)
+        for finding in report.at_least(Level.FAULT):
+            customers.violate("doctor", f"{finding.name}: {finding.what}")
 
 
 def _wait_between(following: Strike | None) -> bool:
