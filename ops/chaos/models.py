@@ -94,12 +94,10 @@ def toy() -> Subject:
 
 def tiny(folder: Path) -> Subject:
     """A random Llama of two layers, written into `folder`: real arithmetic, real batches."""
-    from tests.tiny_models import Tiny, train_vocabulary, write_directory
+    from ops.chaos.tiny import write_tiny
 
-    shape = Tiny(max_context=1024)
-    source = write_directory(folder / "tiny", shape, shape.tensors(5), vocabulary=train_vocabulary())
     settings = {
-        "PERDURE_MODEL__SOURCE": str(source),
+        "PERDURE_MODEL__SOURCE": str(write_tiny(folder / "tiny")),
         "PERDURE_MODEL__THREADS": "1",
         "PERDURE_KV__BLOCK_TOKENS": "16",
     } | _tiers(16, "16 MiB", "64 MiB", (160, 220, 700))
