@@ -10,7 +10,7 @@ import numpy as np
 
 from ops.doctor.index_dump import END, HEAD
 from services.store.disk.index import FORMAT, REBUILDING
-from services.store.disk.index_record import ENTRY, row, unsealed
+from services.store.disk.index_record import ENTRY, unpack_value, unsealed
 from services.store.disk.lmdb_file import damage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,11 +76,11 @@ def _parsed(dump: bytes) -> IndexRows:
             found.other_format = value
     rows = []
     for key, stored in blocks:
-        item = row(key, stored)
-        if item is None:
+        identity, stored = (key + stored)[:32], (key + stored)[32:]  # however the table divides a row
+        if unpack_value(identity, stored) is None:
             found.damaged += 1
         else:
-            rows.append(item)
+            rows.append(identity + stored[:-4])
     found.entries = np.frombuffer(b"".join(rows), dtype=ENTRY)
     return found
 

@@ -24,13 +24,13 @@ def dump(directory: str, out: BinaryIO) -> None:
     environment: Any = lmdb.open(directory, readonly=True, max_dbs=4, readahead=False, create=False)
     for name in (b"meta", b"blocks"):
         table = _again(environment, partial(environment.open_db, name, create=False))
-        after: bytes | None = None
+        after: tuple[bytes, bytes] | None = None
         more = True
         while more:
             rows, more = _again(environment, partial(_batch, environment, table, after))
             for key, value in rows:
                 out.write(HEAD.pack(len(key), len(value)) + key + value)
-                after = key
+                after = key, value
         out.write(END)
 
 
@@ -43,14 +43,15 @@ def _again(environment: Any, action: Any) -> Any:
         return action()
 
 
-def _batch(environment: Any, table: Any, after: bytes | None) -> tuple[list[tuple[bytes, bytes]], bool]:
+def _batch(environment: Any, table: Any, after: tuple[bytes, bytes] | None) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """(rows behind `after`, whether there are more); a key may have several rows."""
     rows: list[tuple[bytes, bytes]] = []
     with environment.begin() as txn, txn.cursor(db=table) as cursor:
-        there = cursor.first() if after is None else cursor.set_range(after)
-        if there and after is not None and cursor.key() == after:
+        there = cursor.first() if after is None else cursor.set_range(after[0])
+        while there and after is not None and cursor.item() <= after:
             there = cursor.next()
         while there and len(rows) < BATCH:
-            rows.append((cursor.key(), cursor.value()))
+            rows.append(cursor.item())
             there = cursor.next()
     return rows, bool(there)
 

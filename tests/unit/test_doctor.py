@@ -198,7 +198,7 @@ def _a_bit_of_the_small_records(home: Home) -> None:
 @plant("index-record", F)
 def _a_bit_of_an_index_record(home: Home) -> None:
     data = home.places.store / "index" / "data.mdb"
-    flip(data, find(data, BLOCKS[3]) + 100)
+    flip(data, find(data, BLOCKS[3][1:]) + 100)
 
 
 @plant("index-damaged", F)
