@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import trio
@@ -17,6 +18,7 @@ from ops.bench.__main__ import commit
 from ops.chaos import models
 from ops.chaos.campaign import Campaign
 from ops.chaos.report import facts_of, show, write
+from ops.chaos.tmpfs import small_tmpfs
 from ops.cli.exits import FAULT, INTERRUPTED, OK
 from ops.cli.logs import quiet_logs
 from ops.cli.serve import check_platform
@@ -63,9 +65,14 @@ def main() -> int:
         if not given.quiet:
             console.print(f"[dim]·[/dim] {text}", highlight=False)
 
-    with tempfile.TemporaryDirectory(prefix="perdure-chaos-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-chaos-") as folder, ExitStack() as mounts:
         subject = subject_of(given.model, Path(folder))
         settings = subject.settings | {"PERDURE_SUPERVISE__HANG_S": str(subject.hang_s)}
+        arena_dir = mounts.enter_context(small_tmpfs(Path(folder) / "shm", subject.tmpfs_bytes))
+        if arena_dir is None:
+            say("no tmpfs can be mounted here: the arena lies in /dev/shm, and is as large as it asks for")
+        else:
+            settings["PERDURE_STORE__ARENA_DIR"] = str(arena_dir)
         with Stack(settings, share_models=False) as stack:
             campaign = Campaign(stack, subject, given.seed, given.kills, given.minutes, say)
             interrupted = False
@@ -75,7 +82,7 @@ def main() -> int:
                 interrupted = True
             if interrupted:
                 return INTERRUPTED
-            facts = facts_of(campaign, commit())
+            facts = facts_of(campaign, commit()) | {"small_tmpfs": arena_dir is not None}
             path = write(facts, ROOT / "results")
             show(facts, console)
             console.print(f"written to {path}")

@@ -10,7 +10,7 @@ import trio
 from ops.admin import admin
 from ops.chaos.assault import Assault, Broken, Tally
 from ops.chaos.customers import Customers, Totals, Violation
-from ops.chaos.inspection import Inspection, ledger_gaps, wait_balanced
+from ops.chaos.inspection import Inspection, crashes, ledger_gaps, wait_balanced
 from ops.chaos.mix import Item, Mix
 from ops.chaos.models import Oracle, Subject, catalogue
 from ops.chaos.schedule import Strike, schedule
@@ -44,6 +44,7 @@ class Campaign:
     near_ties: int = 0
     checkpoints: int = 0
     seconds: float = 0.0
+    _read: int = 0
 
     async def run(self) -> None:
         """Ends at the first checkpoint that finds a violation."""
@@ -118,6 +119,9 @@ class Campaign:
             customers.violate("ledger", trouble)
         for line in await inspection.wait_small():
             customers.violate("leak", line)
+        crashed, self._read = crashes(self.stack.log_path, self._read)
+        for line in crashed:
+            customers.violate("crashed", line)
         facts = customers.totals
         self.say(
             f"checkpoint: {facts.accepted} requests right, {facts.retries} retries, {len(self.violations)} violations"

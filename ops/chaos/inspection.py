@@ -4,6 +4,8 @@ The first look is the measure; later ones may differ by the slack. A leak that g
 """
 
 import os
+import re
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ SLACK_FILES = 4
 """Connections that are being closed."""
 SLACK_BYTES = 64 << 20
 SETTLE_S = 60.0
+ORDERED = frozenset({0, 75, -signal.SIGKILL, -signal.SIGTERM})
+"""Exit codes of ordered ends; 75: the supervisor was gone, and the service did not drain within its grace."""
+_CODE = re.compile(r'"code": (-?\d+), "planned": (?:true|false), "event": "exited"')
 PARTS = (".tmp", ".part")
 
 
@@ -118,6 +123,19 @@ class Inspection:
                     found = [str(error)]
                 await trio.sleep(0.1)  # a poll of other processes
         return found
+
+
+def crashes(log: Path, start: int) -> tuple[list[str], int]:
+    """Deaths that nobody ordered: services that ended with a code of their own, and tracebacks. Their restart hides
+    them from every client. From byte `start` of the log on; also returns where the next look begins.
+    """
+    with log.open("rb") as file:
+        file.seek(start)
+        text = file.read().rpartition(b"\n")[0]
+    lines = text.decode(errors="replace").splitlines()
+    found = [line for line in lines if (code := _CODE.search(line)) is not None and int(code[1]) not in ORDERED]
+    found += [line for line in lines if "Traceback (most recent call last)" in line or '"exception": ' in line]
+    return found, start + len(text)
 
 
 async def wait_balanced(node: Node) -> str:
