@@ -25,9 +25,11 @@ from services.store.requests import (
     pushed,
     root_of,
 )
+from services.store.self_check import SelfCheck
 from services.store.snapshot import snapshot
 from services.store.stager import Stager
 from shared.actor import Actor, Peer, Reject, on
+from shared.messages.admin import CheckIntegrity, Integrity
 from shared.messages.base import split_identities, unpack_u32
 from shared.messages.store import (
     COMMIT_DONE,
@@ -48,7 +50,7 @@ from shared.messages.store import (
 )
 from shared.peers import PeerGone, PeerSlow, wait_exit
 
-SCHEDULERS = frozenset({"scheduler"})
+SCHEDULERS, ADMIN = frozenset({"scheduler"}), frozenset({"admin"})
 MAX_BLOCKS = 1 << 16
 """Identities in one message; more is refused."""
 
@@ -64,6 +66,7 @@ class Store(Actor):
     opened: Opened
     lane: DiskLane
     stager: Stager
+    books: SelfCheck
 
     async def start(self) -> None:
         """Recovers both tiers."""
@@ -88,6 +91,8 @@ class Store(Actor):
         self.nursery.start_soon(self.stager.run)
         self.nursery.start_soon(self.lane.run)
         self.nursery.start_soon(self._watch_arena)
+        self.books = SelfCheck(self.opened.catalog, self.lane, self.log)
+        self.nursery.start_soon(self.books.run)
 
     def _disk_attached(self, disk: Any) -> None:
         self.stager.disk = disk
@@ -264,6 +269,14 @@ class Store(Actor):
             peer.send(pushed(run.lease.number, run.first, run.places, failed=run.failed))
         except (PeerGone, PeerSlow) as error:
             self.dropped("unanswered", str(error))
+
+    # --- books -----------------------------------------------------------------------------------------------
+
+    @on(CheckIntegrity, roles=ADMIN)
+    async def _check_integrity(self, peer: Peer, message: CheckIntegrity) -> Integrity:
+        if self.opened.catalog is None:
+            return Integrity(skipped="it holds nothing: there is no arena")
+        return await self.books.asked()
 
     # --- clear -----------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@
 All IO is in threads; the catalogue is touched by the event loop alone.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -118,6 +118,12 @@ class DiskLane:
                 with trio.move_on_after(REST_S):
                     await self._wake.wait()
                 self._wake = trio.Event()
+
+    @asynccontextmanager
+    async def resting(self) -> AsyncIterator[None]:
+        """Inside, no write, eviction or clear is under way."""
+        async with self._lock:
+            yield
 
     async def flush(self) -> None:
         """The last writes of this life: returns once nothing that can be written is left, or the caller's time is up.

@@ -1,0 +1,80 @@
+"""Services that check their books: once when they have become idle, and when the doctor asks."""
+
+import pytest
+import trio
+
+from services.store import self_check
+from services.store.actor import Store
+from shared.messages.admin import CheckIntegrity, Integrity
+from shared.paths import Places
+from shared.testing import dialled, running
+from tests.service.store_kit import config, engine, names, root_of
+
+ROOT = root_of("model")
+
+
+async def told(places: Places, service: str = "store") -> Integrity:
+    async with dialled("admin", service, places, engine="admin") as (_, peer):
+        answer: Integrity = await peer.ask(CheckIntegrity(), Integrity, deadline_s=20)
+        return answer
+
+
+async def idle_checks(places: Places, more_than: int) -> int:
+    with trio.fail_after(20):
+        while (answer := await told(places)).idle_checks <= more_than:
+            assert not answer.complaint
+            await trio.lowlevel.checkpoint()
+    return answer.idle_checks
+
+
+async def test_the_store_checks_its_catalogue_once_whenever_it_has_become_idle(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_check, "IDLE_S", 0.02)
+    async with running(Store, places, config()) as actor, engine(places) as one:
+        first = await idle_checks(places, 0)
+        assert await actor.books.asked() == Integrity(idle_checks=first)
+        await one.save(ROOT, names(ROOT, 5))
+        await one.all_on_disk()
+        await idle_checks(places, first)
+        assert await one.load(names(ROOT, 5)) == (5, 0)
+
+
+async def test_the_store_tells_the_doctor_what_does_not_add_up(places: Places) -> None:
+    async with running(Store, places, config()) as actor, engine(places) as one:
+        await one.save(ROOT, names(ROOT, 5))
+        await one.all_on_disk()
+        assert (await told(places)).complaint == ""
+        assert actor.opened.catalog is not None
+        entries = actor.opened.catalog.blocks.entries
+        entries.children[entries.map.get(names(ROOT, 5)[1])] += 1
+        assert "children" in (await told(places)).complaint
+        entries.children[entries.map.get(names(ROOT, 5)[1])] -= 1
+        assert (await told(places)).complaint == ""
+
+
+async def test_a_catalogue_that_contradicts_itself_ends_the_store(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_check, "IDLE_S", 0.02)
+    with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="children"), flatten_subgroups=True):
+        async with running(Store, places, config()) as actor, engine(places) as one:
+            await one.save(ROOT, names(ROOT, 2))
+            assert actor.opened.catalog is not None
+            entries = actor.opened.catalog.blocks.entries
+            entries.children[entries.map.get(names(ROOT, 2)[0])] += 1
+            await trio.sleep_forever()
+
+
+async def test_a_store_of_many_blocks_says_that_it_did_not_check(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_check, "CHECK_BLOCKS", 3)
+    async with running(Store, places, config()), engine(places) as one:
+        await one.save(ROOT, names(ROOT, 5))
+        assert "5 blocks" in (await told(places)).skipped
+
+
+async def test_a_store_without_an_arena_has_nothing_to_check(places: Places) -> None:
+    async with running(Store, places, config(host_bytes=0, disk_bytes=0)):
+        assert "no arena" in (await told(places)).skipped
