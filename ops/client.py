@@ -16,15 +16,28 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from ops.remote import Server
 from ops.stream import CANCEL_S, PAUSE_S, RequestRejected, Result, Stream
-from ops.waiting import Loading, Notice, ServiceAway, Watch
+from ops.waiting import KeyRefused, Loading, Notice, ServiceAway, Watch, local, remote
+from shared.curve.door import MAX_FRAME as REMOTE_FRAME
+from shared.messages import MAX_FRAME
 from shared.messages.base import pack_u32
 from shared.messages.front import Cancel, Cancelled, ChatMessage, Chunk, Generate, Rejected, Sampling
 from shared.node import Node, on
 from shared.paths import Places
 from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, RequestFailed
 
-__all__ = ["Client", "RequestRejected", "Result", "ServiceAway", "Stream", "connected", "new_id"]
+__all__ = [
+    "Client",
+    "KeyRefused",
+    "RequestRejected",
+    "Result",
+    "Server",
+    "ServiceAway",
+    "Stream",
+    "connected",
+    "new_id",
+]
 
 
 def new_id() -> str:
@@ -42,11 +55,14 @@ class Client(Node):
         notice: Notice | None = None,
         recovery_timeout_s: float = 30.0,
         loading: Loading | None = None,
+        server: Server | None = None,
     ) -> None:
         super().__init__("client", places, engine="client", incarnation=1 + secrets.randbits(52))
-        self.tokenizer = self.dial("tokenizer")
-        self.detokenizer = self.dial("detokenizer")
-        self.watch = Watch(places, notice, recovery_timeout_s, loading)
+        self.tokenizer = self.dial("tokenizer", server.mailbox("tokenizer") if server else None)
+        self.detokenizer = self.dial("detokenizer", server.mailbox("detokenizer") if server else None)
+        self.max_frame = MAX_FRAME if server is None else REMOTE_FRAME
+        looking = local(places, loading) if server is None else remote(self.links)
+        self.watch = Watch(looking, notice, recovery_timeout_s)
         self.streams: dict[str, Stream] = {}
 
     def generate(
@@ -98,7 +114,7 @@ class Client(Node):
         if stream is not None:
             stream.fail(RequestRejected(message))
 
-    def give_up(self, reason: ServiceAway) -> None:
+    def give_up(self, reason: ServiceAway | KeyRefused) -> None:
         """Ends every stream that runs."""
         for stream in list(self.streams.values()):
             stream.fail(reason)
@@ -111,13 +127,14 @@ async def connected(
     notice: Notice | None = None,
     recovery_timeout_s: float = 30.0,
     loading: Loading | None = None,
+    server: Server | None = None,
 ) -> AsyncIterator[Client]:
-    """A client that dials the stack of `places`, also one that is not there yet.
+    """A client that dials the stack of `places`, also one that is not there yet; over TCP that of `server`.
 
     `notice` is called with the names of the services waited for, within 5 s, and with () once answers flow again;
     `loading` how far a worker is that loads its model.
     """
-    client = Client(places, notice=notice, recovery_timeout_s=recovery_timeout_s, loading=loading)
+    client = Client(places, notice=notice, recovery_timeout_s=recovery_timeout_s, loading=loading, server=server)
     failure: Exception | None = None
     try:
         async with trio.open_nursery() as nursery:

@@ -16,7 +16,7 @@ from types import TracebackType
 import trio
 
 from ops.admin import SERVICES, admin, snapshots, wait_serving
-from ops.lock_files import holder
+from shared.lock_files import holder
 from shared.messages.hello import Snapshot
 from shared.paths import Places, default_home
 from shared.peers import wait_exit

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from shared.messages import MAX_FRAME
 from shared.messages.base import unpack_u32
 from shared.messages.front import (
     AWAY_S,
@@ -221,7 +220,7 @@ class Stream:
 
     async def _submit(self) -> None:
         """Sends Generate until it is answered; the same id makes it the same request however often it is sent."""
-        _check_size(self.request)
+        _check_size(self.request, self._client.max_frame // 2)
         failures = 0
         while True:
             peer = await self._client.tokenizer.wait_up()
@@ -245,6 +244,8 @@ class Stream:
                 return
             if AWAY_S not in answer.numbers and answer.code != "shutting_down":
                 raise RequestRejected(answer)
+            if answer.numbers.get(AWAY_S):
+                self._client.watch.engine_away()
             await trio.sleep(PAUSE_S)
 
     async def _follow(self) -> None:
@@ -283,11 +284,11 @@ class Stream:
         scope.cancel()
 
 
-def _check_size(request: Generate) -> None:
+def _check_size(request: Generate, limit: int) -> None:
     """What no mailbox would take in is refused here: the connection would end at it, again and again."""
     size = len(request.ids or b"") + len((request.prompt or "").encode(errors="surrogatepass"))
     size += sum(len(turn.content.encode(errors="surrogatepass")) for turn in request.messages or ())
-    if size > MAX_FRAME // 2:
-        reason = f"input is {size:,} bytes; no message carries more than {MAX_FRAME // 2:,}"
-        numbers: dict[str, float] = {"bytes": size, "limit": MAX_FRAME // 2}
+    if size > limit:
+        reason = f"input is {size:,} bytes; no message carries more than {limit:,}"
+        numbers: dict[str, float] = {"bytes": size, "limit": limit}
         raise RequestRejected(Rejected(id=request.id, code="body_too_large", reason=reason, numbers=numbers))

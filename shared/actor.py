@@ -77,6 +77,8 @@ class Actor(Node):
             "drops": dict(self.drops),
             "faults": self.faults.active,
         }
+        if self.mailbox.door is not None:
+            data["tcp"] = self.mailbox.door.facts()
         return Snapshot(
             role=self.role,
             engine=self.engine,

@@ -83,6 +83,17 @@ class StoreConfig(Section, frozen=True):
     arena_dir: str = "/dev/shm"
 
 
+class FrontConfig(Section, frozen=True):
+    """Clients over TCP; see docs/security.md."""
+
+    tcp: str = ""
+    """IP address and port of the tokenizer, e.g. 127.0.0.1:7101; the detokenizer has the next port. Empty: no TCP."""
+    user_requests: int = 64
+    """Requests of one key's user that wait or run at the same time."""
+    max_connections: int = 256
+    """TCP connections of each of the two; beyond it nobody else is let in."""
+
+
 class LedgerConfig(Section, frozen=True):
     """The record of finished requests."""
 
@@ -125,6 +136,7 @@ class Config(Section, frozen=True):
     kv: KVConfig = KVConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     store: StoreConfig = StoreConfig()
+    front: FrontConfig = FrontConfig()
     ledger: LedgerConfig = LedgerConfig()
     supervise: SuperviseConfig = SuperviseConfig()
     faults: FaultsConfig = FaultsConfig()

@@ -4,6 +4,7 @@ ZeroMQ's own reconnecting is off: its queue would carry messages for a dead inca
 connection is a fresh DEALER with an identity of its own; a hello comes first, and nothing is sent before the welcome.
 """
 
+import secrets
 import time
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ import trio
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from shared.messages import MAX_FRAME, BadMessage, Head, decode, encode
+from shared.curve.allowed import KEY_REFUSED
+from shared.curve.keys import Remote
+from shared.messages import MAX_FRAME, PROTOCOL, BadMessage, Head, decode, encode
 from shared.messages.hello import Bye, Hello, Ping, Refused, Welcome
-from shared.peers import Peer, PeerGone, PeerSlow, wait_exit
+from shared.peers import MAX_PID, Peer, PeerGone, PeerSlow, wait_exit
 from shared.sockets import Socket
 
 if TYPE_CHECKING:
@@ -23,14 +26,16 @@ PING_S = 1.0
 SILENCE_S = 15.0
 """A peer that is alive and says nothing for this long gets a fresh connection (its side may have lost ours)."""
 WELCOME_S = 5.0
+LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 
 
 class Link:
     """One side of a pair of services that should always be connected."""
 
-    def __init__(self, node: "Node", role: str) -> None:
+    def __init__(self, node: "Node", role: str, remote: Remote | None = None) -> None:
         self.node = node
         self.role = role
+        self.remote = remote
         self.peer: Peer | None = None
         self.down_since = time.monotonic()
         self.refused = ""
@@ -75,22 +80,18 @@ class Link:
         node = self.node
         socket = self._socket = Socket(node.context, zmq.DEALER, max_frame=MAX_FRAME)
         self._connections += 1
-        identity = f"{node.role}/{node.engine}/{node.incarnation}.{self._connections}"
-        socket.raw.setsockopt(zmq.ROUTING_ID, identity.encode())
-        socket.raw.setsockopt(zmq.RECONNECT_IVL, -1)
-        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+        endpoint = self._prepare(socket)
         address = f"inproc://monitor-{id(self)}-{self._connections}"
-        socket.raw.monitor(address, events)
+        socket.raw.monitor(address, LOST | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
         monitor = Socket(node.context, zmq.PAIR, max_frame=1024)
         monitor.raw.connect(address)
-        lost = trio.Event()
         peer: Peer | None = None
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch, monitor, lost, nursery.cancel_scope)
+                nursery.start_soon(self._watch, monitor, nursery.cancel_scope)
                 hello = Hello(role=node.role, engine=node.engine, incarnation=node.incarnation, pid=node.pid)
                 try:
-                    socket.raw.connect(node.places.endpoint(self.role))
+                    socket.raw.connect(endpoint)
                     socket.send_nowait(encode(Head(), hello))
                 except zmq.ZMQError as error:  # refused so quickly that the queue is gone already: EAGAIN
                     node.dropped("connect", f"{self.role}: {error}")
@@ -109,11 +110,33 @@ class Link:
                 self._ended(peer)
         return peer is not None
 
-    async def _watch(self, monitor: Socket, lost: trio.Event, scope: trio.CancelScope) -> None:
-        for frames in await monitor.recv_many(1):
-            parse_monitor_message(frames)
-            lost.set()
-            scope.cancel()
+    def _prepare(self, socket: Socket) -> str:
+        """Sets a fresh socket's options; where it connects to."""
+        node, raw, remote = self.node, socket.raw, self.remote
+        identity = f"{node.role}/{node.engine}/{node.incarnation}.{self._connections}"
+        if remote is None:
+            endpoint = node.places.endpoint(self.role)
+        else:
+            endpoint, key = remote.endpoint, remote.key
+            identity = f"{node.role}/{secrets.token_hex(16)}"  # that no other client of the server can guess it
+            for option, text in (
+                (zmq.CURVE_SERVERKEY, key.server),
+                (zmq.CURVE_PUBLICKEY, key.public),
+                (zmq.CURVE_SECRETKEY, key.secret),
+            ):
+                raw.setsockopt(option, text.encode())
+            raw.setsockopt(zmq.IPV6, int("[" in endpoint))
+        raw.setsockopt(zmq.ROUTING_ID, identity.encode())
+        raw.setsockopt(zmq.RECONNECT_IVL, -1)
+        return endpoint
+
+    async def _watch(self, monitor: Socket, scope: trio.CancelScope) -> None:
+        while True:
+            for frames in await monitor.recv_many():
+                if parse_monitor_message(frames)["event"] & zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    self.refused = KEY_REFUSED
+                    self._notify()
+                scope.cancel()
 
     async def _welcomed(self, socket: Socket) -> Peer | None:
         with trio.move_on_after(WELCOME_S):
@@ -124,16 +147,30 @@ class Link:
                 self.node.dropped("bad_message", f"{self.role}: {error}")
                 return None
             if isinstance(message, Welcome):
-                self.refused = ""
+                self.refused = self._fault(message)
+                if self.refused:
+                    self.node.dropped("bad_welcome", f"{self.role}: {self.refused}")
+                    return None
                 return Peer(
                     role=message.role,
                     engine=message.engine,
                     incarnation=message.incarnation,
-                    pid=message.pid,
+                    pid=0 if self.remote else message.pid,
                     send_frames=socket.send_nowait,
+                    remote=self.remote is not None,
                 )
-            self.refused = message.reason if isinstance(message, Refused) else f"got {type(message).__name__}"
+            self.refused = message.reason[:1000] if isinstance(message, Refused) else f"got {type(message).__name__}"
         return None
+
+    def _fault(self, welcome: Welcome) -> str:
+        """What a welcome must get right, as the mailbox checks a hello; "" or what is wrong."""
+        if welcome.protocol != PROTOCOL:
+            return f"protocol {welcome.protocol} is not ours, {PROTOCOL}; restart both from one version"
+        if welcome.role != self.role:
+            return f"a {welcome.role[:64]} answers where the {self.role} should be"
+        if self.remote is None and not 1 <= welcome.pid <= MAX_PID:
+            return f"there is no process {welcome.pid}"
+        return ""
 
     def _stands(self, peer: Peer) -> None:
         self.peer = peer
@@ -163,7 +200,7 @@ class Link:
                 scope.cancel()
 
     async def _watch_exit(self, peer: Peer, scope: trio.CancelScope) -> None:
-        if peer.pid != self.node.pid:
+        if peer.pid != self.node.pid and not peer.remote:
             await wait_exit(peer.pid)
             peer.end(exit_proven=True)
             scope.cancel()
@@ -176,7 +213,10 @@ class Link:
                 except BadMessage as error:
                     self.node.dropped("bad_message", f"{peer.name}: {error}")
                     continue
-                if isinstance(message, Bye | Refused):
+                if isinstance(message, Bye):
+                    return
+                if isinstance(message, Refused):
+                    self.refused = message.reason[:1000]
                     return
                 peer.heard = time.monotonic()
                 self.node.accept(peer, head, message)

@@ -4,6 +4,7 @@ A node handles typed messages (`@on`), keeps links to the mailboxes that it dial
 """
 
 import inspect
+import math
 import os
 import time
 from collections import Counter
@@ -11,17 +12,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
 import structlog
 import trio
 import zmq
 
+from shared.curve.keys import Remote
 from shared.links import Link
-from shared.messages import BadMessage, Head, Message, decode
+from shared.messages import Head, Message
 from shared.messages.hello import Bye, Failed, Ping, Pong
 from shared.paths import Places
 from shared.peers import Peer, PeerGone, PeerSlow
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+MAX_HANDLERS = 8192
+"""Messages that async handlers work on at the same time; more are answered `overloaded`."""
+MAX_HANDLERS_A_PEER = 4096
 
 
 class Reject(Exception):
@@ -75,11 +81,13 @@ class Node:
         self.drops: Counter[str] = Counter()
         self.nursery: trio.Nursery
         self._warned: dict[str, float] = {}
+        self._handling: Counter[Peer] = Counter()
+        self._handling_all = 0
 
-    def dial(self, role: str) -> Link:
-        """A link to the mailbox of `role`, kept alive for as long as this node lives."""
+    def dial(self, role: str, remote: Remote | None = None) -> Link:
+        """A link to the mailbox of `role`, kept alive for as long as this node lives; over ipc unless `remote`."""
         if role not in self.links:
-            self.links[role] = Link(self, role)
+            self.links[role] = Link(self, role, remote)
             if hasattr(self, "nursery"):
                 self.links[role].start(self.nursery)
         return self.links[role]
@@ -93,27 +101,29 @@ class Node:
     def dropped(self, why: str, detail: str = "") -> None:
         """Counts something that was not worth handling; says so at most once a second per kind."""
         self.drops[why] += 1
-        now = time.monotonic()
-        if now - self._warned.get(why, -1.0) >= 1.0:
-            self._warned[why] = now
+        if self._may_say(why):
             self.log.warning("dropped", why=why, detail=detail[:200], count=self.drops[why])
 
-    def accept_frames(self, peer: Peer, frames: list[bytes]) -> None:
-        """One envelope from a known peer: heartbeat, answer, request or push. Never raises."""
-        peer.heard = time.monotonic()
-        try:
-            head, message = decode(frames)
-        except BadMessage as error:
-            self.dropped("bad_message", f"{peer.name}: {error}")
-            return
-        self.accept(peer, head, message)
+    def _may_say(self, why: str) -> bool:
+        """Whether a second has passed since this was said last."""
+        now = time.monotonic()
+        if now - self._warned.get(why, -1.0) < 1.0:
+            return False
+        self._warned[why] = now
+        return True
 
     def accept(self, peer: Peer, head: Head, message: Message) -> None:
-        """One decoded envelope from a known peer."""
+        """One decoded envelope from a known peer: heartbeat, answer, request or push. Never raises."""
+        if not (math.isfinite(head.deadline) and head.deadline >= 0):
+            self.dropped("bad_message", f"{peer.name}: a deadline of {head.deadline}")
+            return
+        if peer.remote and head.deadline:
+            head = msgspec.structs.replace(head, deadline=time.monotonic() + head.deadline)
         if head.to != self.incarnation:
             self.dropped("other_incarnation", f"{peer.name} meant incarnation {head.to}")
         elif head.re:
-            peer.deliver(head.re, message)
+            if not peer.deliver(head.re, message):
+                self.drops["unasked"] += 1  # most often an answer after its deadline: nothing to warn of
         elif isinstance(message, Ping):
             self._push(peer, Pong())
         elif isinstance(message, Pong):
@@ -135,8 +145,18 @@ class Node:
         if handler[3]:
             method = partial(method, head=head)
         if handler[2]:
-            if not self.nursery.cancel_scope.cancel_called:  # stopping: it is for our successor
-                self.nursery.start_soon(self._handle_async, method, peer, head, message)
+            if self.nursery.cancel_scope.cancel_called:
+                return  # stopping: it is for our successor
+            own = self._handling[peer]
+            if own >= MAX_HANDLERS_A_PEER or self._handling_all >= MAX_HANDLERS:
+                self.dropped("busy", f"{type(message).__name__} of {peer.name}: {own} of its messages are in work")
+                reason = f"{own} messages of yours are in work, {self._handling_all} in all; at most"
+                reason += f" {MAX_HANDLERS_A_PEER} and {MAX_HANDLERS} are; try again"
+                self.answer(peer, head, Failed(code="overloaded", reason=reason))
+                return
+            self._handling[peer] += 1
+            self._handling_all += 1
+            self.nursery.start_soon(self._handle_async, method, peer, head, message)
             return
         try:
             reply = method(peer, message)
@@ -150,14 +170,20 @@ class Node:
             reply = await method(peer, message)
         except Exception as error:
             reply = self._failure(message, error)
+        finally:
+            self._handling_all -= 1
+            self._handling[peer] -= 1
+            if not self._handling[peer]:
+                del self._handling[peer]
         if reply is not None:
             self.answer(peer, head, reply)
 
     def _failure(self, message: Message, error: Exception) -> Failed:
         if isinstance(error, Reject):
             return Failed(code=error.code, reason=error.reason)
-        self.log.error("handler_failed", message=type(message).__name__, exc_info=error)
         self.drops["handler_failed"] += 1
+        if self._may_say(f"handler_failed {type(message).__name__}"):
+            self.log.error("handler_failed", message=type(message).__name__, exc_info=error)
         return Failed(code="internal", reason=f"{type(error).__name__}: {error}")
 
     def answer(self, peer: Peer, head: Head, message: Message) -> None:

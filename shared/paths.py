@@ -87,6 +87,21 @@ class Places:
         return self.home / "identity.key"
 
     @property
+    def keys(self) -> Path:
+        """Who may come in over TCP: `server.key` and `allowed.json`."""
+        return self.home / "keys"
+
+    @property
+    def server_key(self) -> Path:
+        """The CURVE key pair that proves this home to its TCP clients."""
+        return self.keys / "server.key"
+
+    @property
+    def allowed_keys(self) -> Path:
+        """The client keys that may come in, and whose they are."""
+        return self.keys / "allowed.json"
+
+    @property
     def incarnations(self) -> Path:
         """One counter file a service."""
         return self.home / "incarnations"

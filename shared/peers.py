@@ -1,7 +1,9 @@
 """The other end of one live connection, seen the same way from the side that dials and the side that listens."""
 
+import errno
 import itertools
 import os
+import select
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -15,6 +17,9 @@ from shared.messages.hello import Failed
 
 Reply = TypeVar("Reply", bound=Message)
 MAX_CALLS = 4096
+EXIT_RETRY_S = 1.0
+MAX_PID = 1 << 22
+"""The kernel's own bound; no process has a larger number."""
 
 
 class PeerGone(Exception):
@@ -54,10 +59,9 @@ class Peer:
     """One connection to one incarnation of one service (or client).
 
     A restarted service is a new Peer: what was meant for the old one never reaches the new. `principal` owns what the
-    peer submits: over ipc that is this user, since the run dir is 0700.
+    peer submits: over ipc that is this user, since the run dir is 0700; over TCP (`remote`) the owner of `key`, the
+    public key of the connection. A remote clock is not ours, so deadlines travel as seconds that are left.
     """
-
-    principal = LOCAL
 
     def __init__(
         self,
@@ -67,11 +71,17 @@ class Peer:
         incarnation: int,
         pid: int,
         send_frames: Callable[[list[bytes]], None],
+        principal: str = LOCAL,
+        key: str = "",
+        remote: bool = False,
     ) -> None:
         self.role = role
         self.engine = engine
         self.incarnation = incarnation
         self.pid = pid
+        self.principal = principal
+        self.key = key
+        self.remote = remote
         self.alive = True
         self.exit_proven = False
         self.heard = time.monotonic()
@@ -90,6 +100,8 @@ class Peer:
         """Queues a message; never blocks. PeerGone or PeerSlow."""
         if not self.alive:
             raise PeerGone(f"{self.name} is gone")
+        if self.remote and deadline:
+            deadline = max(deadline - time.monotonic(), 0.001)
         try:
             self._send_frames(encode(Head(self.incarnation, rid, re, deadline), message))
         except zmq.Again:
@@ -136,16 +148,18 @@ class Peer:
         if len(self._called) > MAX_CALLS:
             del self._called[next(iter(self._called))]
 
-    def deliver(self, re: int, message: Message) -> None:
-        """Hands an answer to whoever asked; one that comes too late for an `ask` is dropped."""
+    def deliver(self, re: int, message: Message) -> bool:
+        """Hands an answer to whoever asked; False when nobody does (any more)."""
         on_reply = self._called.pop(re, None)
         if on_reply is not None:
             on_reply(message)
-            return
+            return True
         waiting = self._waiting.get(re)
-        if waiting is not None and waiting.reply is None:
-            waiting.reply = message
-            waiting.done.set()
+        if waiting is None or waiting.reply is not None:
+            return False
+        waiting.reply = message
+        waiting.done.set()
+        return True
 
     def end(self, *, exit_proven: bool) -> None:
         """Marks the connection as over; whoever waits gets PeerGone. Idempotent."""
@@ -161,12 +175,35 @@ class Peer:
         await self._gone.wait()
 
 
-async def wait_exit(pid: int) -> None:
-    """Returns once the process has exited (pidfd, so a proof and no guess); at once when there is none."""
+def has_exited(pid: int) -> bool:
+    """Whether the process has exited for certain; False also when that can't be found out."""
     try:
         fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    try:
+        poll = select.poll()  # and not select(): a descriptor may be larger than it takes
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(fd)
+
+
+async def wait_exit(pid: int) -> None:
+    """Returns once the process has exited (pidfd, so a proof and no guess); at once when there is none.
+
+    Without a file to spare it tries again: to know late is better than to end for it.
+    """
+    while True:
+        try:
+            fd = os.pidfd_open(pid)
+            break
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            await trio.sleep(EXIT_RETRY_S)
     try:
         await trio.lowlevel.wait_readable(fd)
     finally:

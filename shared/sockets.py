@@ -48,7 +48,7 @@ class Socket:
                 taken: list[list[bytes]] = []
                 try:
                     while len(taken) < limit:
-                        taken.append(self._zmq.recv_multipart(zmq.NOBLOCK))
+                        taken.append(self._recv())
                 except zmq.Again:
                     pass
                 except zmq.ZMQError as error:
@@ -59,6 +59,9 @@ class Socket:
                 await self._wait_for_input()
         finally:
             self._receiving = False
+
+    def _recv(self) -> list[bytes]:
+        return self._zmq.recv_multipart(zmq.NOBLOCK)
 
     def _readable(self) -> bool:
         return bool(int(self._zmq.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

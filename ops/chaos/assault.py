@@ -17,8 +17,8 @@ from ops.admin import SERVICES, serving, snapshots
 from ops.chaos.inspection import processes
 from ops.chaos.models import Subject
 from ops.chaos.schedule import HONCHO, SUPERVISOR, Strike
-from ops.lock_files import holder
 from ops.stack import Stack
+from shared.lock_files import holder
 from shared.node import Node
 from shared.peers import wait_exit
 

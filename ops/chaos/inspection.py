@@ -13,9 +13,9 @@ from typing import Any
 import trio
 
 from ops.admin import SERVICES, serving, snapshots
-from ops.lock_files import holder
 from ops.stack import Stack
 from services.scheduler.ledger_rows import read_ledger
+from shared.lock_files import holder
 from shared.node import Node
 
 SLACK_FILES = 4

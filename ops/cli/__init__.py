@@ -17,6 +17,7 @@ class _LazyGroup(click.Group):
         "restart": "ops.cli.restart:restart",
         "doctor": "ops.cli.doctor:doctor",
         "cache": "ops.cli.cache:cache",
+        "keys": "ops.cli.keys:keys",
         "ledger": "ops.cli.ledger:ledger",
         "models": "ops.cli.models:models",
     }

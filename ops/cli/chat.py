@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ import trio
 from ops.cli.answers import rejected_json, show, usage_line, write
 from ops.cli.exits import INTERRUPTED, OK, REJECTED, plain_errors
 from ops.cli.sampling import Wishes, sampling_options, text, wishes
-from ops.cli.session import Interrupts, exit_code, run_session, say
+from ops.cli.session import Interrupts, exit_code, remote_options, run_session, say
 from ops.client import Client, RequestRejected, new_id
 from shared.messages.front import ChatMessage, Generate
 
@@ -20,13 +21,14 @@ HELP = "Ctrl-C stops an answer, Ctrl-D ends the chat, /new begins another."
 @click.command()
 @click.option("--system", help="A system message before the first turn.")
 @sampling_options
+@remote_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a turn (with --stream: one a chunk).")
 @click.option("--stream", "lines", is_flag=True, help="With --json: JSON lines.")
-def chat(system: str | None, as_json: bool, lines: bool, **options: Any) -> None:
+def chat(system: str | None, as_json: bool, lines: bool, connect: str | None, key: Path | None, **options: Any) -> None:
     """Talk with the model, turn by turn; each line of stdin is a turn when it is no terminal."""
     with plain_errors():
         conversation = Conversation(wishes(options), system, as_json=as_json, lines=lines)
-        run_session(conversation.run)
+        run_session(conversation.run, connect, key)
 
 
 class Conversation:

@@ -10,7 +10,7 @@ import click
 from ops.cli.answers import rejected_json, show, usage_line, write
 from ops.cli.exits import DEADLINE, OK, REJECTED, plain_errors
 from ops.cli.sampling import sampling_options, text, wishes
-from ops.cli.session import Interrupts, exit_code, run_session, say
+from ops.cli.session import Interrupts, exit_code, remote_options, run_session, say
 from ops.client import Client, RequestRejected, new_id
 from shared.messages.base import pack_u32
 from shared.messages.front import ChatMessage, Generate
@@ -26,6 +26,7 @@ from shared.messages.front import ChatMessage, Generate
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's message through the model's chat template.")
 @click.option("--system", help="A system message before it (implies --chat).")
 @sampling_options
+@remote_options
 @click.option("--detached", is_flag=True, help="Print the id at once and let the request go on; see --attach.")
 @click.option("--id", "request_id", help="The request's id, 32 or more hex digits [default: drawn].")
 @click.option("--attach", metavar="ID", help="Follow a request that was submitted before, instead of a new one.")
@@ -44,6 +45,8 @@ def generate(
     start: int,
     as_json: bool,
     lines: bool,
+    connect: str | None,
+    key: Path | None,
     **options: Any,
 ) -> None:
     """Answer a prompt: the argument, --prompt, --file, --ids, or stdin, exactly as it comes.
@@ -84,7 +87,7 @@ def generate(
                 say(usage_line(finish))
             return exit_code(finish)
 
-        run_session(work)
+        run_session(work, connect, key)
 
 
 def _messages(prompt: str, system: str | None) -> tuple[ChatMessage, ...]:

@@ -8,7 +8,7 @@ import trio
 
 from ops.admin import SERVICES, admin, snapshots, wait_serving
 from ops.cli.exits import FAULT, NO_STACK, fail, plain_errors
-from ops.lock_files import holder
+from shared.lock_files import holder
 from shared.paths import Places, default_home
 
 

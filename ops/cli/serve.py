@@ -9,6 +9,7 @@ import click
 
 from ops.cli.exits import USAGE, fail, plain_errors
 from shared.config import Config, load_config
+from shared.curve.door import check_front
 from shared.identity import load_or_create_key
 from shared.paths import Lock, Places, default_home
 
@@ -61,6 +62,7 @@ def prepare(config: Config) -> Places:
     places.make()
     Lock(places.lock, f"the stack on {places.home}").keep_across_exec()
     load_or_create_key(places.identity_key)
+    check_front(config, places)
     fetch_model(config, places)
     return places
 

@@ -4,13 +4,15 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import trio
 
-from ops.cli.exits import DEADLINE, FAULT, INTERRUPTED, NO_STACK, OK, fail
+from ops.cli.exits import DEADLINE, FAULT, INTERRUPTED, NO_STACK, OK, REJECTED, fail
 from ops.cli.waiting_line import WaitingLine
-from ops.client import Client, ServiceAway, connected
+from ops.client import Client, KeyRefused, Server, ServiceAway, connected
 from ops.waiting import stack_runs
 from shared.config import Config, load_config
 from shared.messages.front import Finish
@@ -39,19 +41,47 @@ class Interrupts:
                 self.scope.cancel()
 
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 Work = Callable[[Client, Interrupts], Awaitable[int]]
 
 
-def run_session(work: Work) -> None:
+def remote_options(command: Command) -> Command:
+    """Adds --connect and --key; the command takes them as `connect` and `key` and hands them to `run_session`."""
+    for option in (
+        click.option(
+            "--key",
+            envvar="PERDURE_KEY",
+            type=click.Path(path_type=Path),
+            help="With --connect: the key file that `perdure keys add` wrote [env: PERDURE_KEY].",
+        ),
+        click.option(
+            "--connect",
+            envvar="PERDURE_CONNECT",
+            metavar="tcp://HOST:PORT",
+            help="Ask a stack over TCP instead of this home's [env: PERDURE_CONNECT].",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def run_session(work: Work, connect: str | None = None, key: Path | None = None) -> None:
     """Runs `work` with a client and ends the process with the code that it returns."""
     config = load_config()
     places = Places(default_home())
-    if not stack_runs(places):
+    server: Server | None = None
+    if connect is not None:
+        if key is None:
+            raise click.UsageError("--connect needs --key FILE (or PERDURE_KEY); `perdure keys add` makes one")
+        server = Server.at(connect, key)
+    elif not stack_runs(places):
         fail(NO_STACK, f"no stack runs on {places.home}; start one with `perdure serve`")
     try:
-        code = trio.run(_session, work, config, places)
+        code = trio.run(_session, work, config, places, server)
     except ServiceAway as away:
         fail(NO_STACK, str(away))
+    except KeyRefused as refused:
+        fail(REJECTED, str(refused))
     except (RequestFailed, ProtocolViolation) as error:
         fail(FAULT, f"a service failed: {error}")
     if code == INTERRUPTED:
@@ -59,13 +89,13 @@ def run_session(work: Work) -> None:
     sys.exit(code)
 
 
-async def _session(work: Work, config: Config, places: Places) -> int:
+async def _session(work: Work, config: Config, places: Places, server: Server | None) -> int:
     timeout = config.supervise.recovery_timeout_s
     with trio.CancelScope() as scope:
         waiting = WaitingLine()
         try:
             async with connected(
-                places, notice=waiting.notice, loading=waiting.loading, recovery_timeout_s=timeout
+                places, notice=waiting.notice, loading=waiting.loading, recovery_timeout_s=timeout, server=server
             ) as client:
                 interrupts = Interrupts(scope)
                 await client.nursery.start(interrupts.listen)

@@ -16,8 +16,8 @@ from ops.doctor.places_check import check_places
 from ops.doctor.report import Finding, Level, Report, ok
 from ops.doctor.running import Told, check_running
 from shared.config import Config
-from shared.mailbox import SERVICES
 from shared.paths import Lock, Places, private_dir
+from shared.welcome import SERVICES
 
 CHECKS: tuple[Callable[[Patient], list[Finding]], ...] = (
     check_places,

@@ -9,11 +9,11 @@ from ops.doctor.arena_view import ArenaView, read_arena
 from ops.doctor.index import IndexRows, read_index
 from ops.doctor.journal_view import JournalView, read_journal
 from ops.doctor.segments import Segments, read_segments
-from ops.lock_files import holder
 from services.store.arena.records import VALID
 from shared.config import Config
-from shared.mailbox import SERVICES
+from shared.lock_files import holder
 from shared.paths import Places
+from shared.welcome import SERVICES
 
 
 @dataclass

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ops.doctor.patient import Patient
 from ops.doctor.report import Finding, fault, note, ok, warning
-from ops.lock_files import holder
-from shared.mailbox import SERVICES
+from shared.lock_files import holder
 from shared.paths import Places, home_of
+from shared.welcome import SERVICES
 
 OURS = 0o077
 """Permissions that nobody but the owner has on anything of a home."""

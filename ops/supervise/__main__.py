@@ -8,8 +8,8 @@ import trio
 from ops.supervise.supervisor import Supervisor
 from shared.actor import configure_logging
 from shared.config import ConfigError, load_config
-from shared.mailbox import SERVICES
 from shared.paths import PlaceError, Places, default_home
+from shared.welcome import SERVICES
 
 
 def main() -> int:

@@ -35,6 +35,11 @@ _union: Any = MESSAGES[0]
 for _kind in MESSAGES[1:]:
     _union = _union | _kind
 _body_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_union)
+FrontMessage = (
+    hello.Hello | hello.Bye | hello.Ping | hello.Pong | front.Generate | front.Cancel | front.Attach | front.Credit
+)
+"""All that a client sends. A stranger's bytes are decoded as nothing else: among the others are some of any depth."""
+_front_decoder: msgspec.msgpack.Decoder[FrontMessage] = msgspec.msgpack.Decoder(FrontMessage)
 
 
 def encode(head: Head, message: Message) -> list[bytes]:
@@ -42,12 +47,13 @@ def encode(head: Head, message: Message) -> list[bytes]:
     return [_encoder.encode(head), _encoder.encode(message)]
 
 
-def decode(frames: list[bytes]) -> tuple[Head, Message]:
-    """The two frames of an envelope -> (Head, Message); BadMessage for anything else."""
+def decode(frames: list[bytes], *, from_stranger: bool = False) -> tuple[Head, Message]:
+    """The two frames of an envelope -> (Head, Message), a FrontMessage if `from_stranger`; BadMessage otherwise."""
     if len(frames) != 2:
         raise BadMessage(f"an envelope has 2 frames, this one {len(frames)}")
     try:
-        return _head_decoder.decode(frames[0]), _body_decoder.decode(frames[1])
+        body = _front_decoder if from_stranger else _body_decoder
+        return _head_decoder.decode(frames[0]), body.decode(frames[1])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadMessage(str(error)) from error
 

@@ -29,7 +29,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
     `to` is the incarnation the sender believes it talks to (0: any, only for the hello): what was meant for a
     dead incarnation is dropped by the next. `rid` names a request that wants a reply (0: none), `re` the request
-    that this message answers (0: none). `deadline` is on this machine's monotonic clock, in seconds (0: none).
+    that this message answers (0: none). `deadline` is on this machine's monotonic clock, in seconds (0: none); over
+    TCP, whose other end has another clock, the seconds that were left when it was sent.
     """
 
     to: int = 0

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ops.lock_files import holder
+from shared.lock_files import holder
 from shared.paths import Lock
 
 
