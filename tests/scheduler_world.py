@@ -135,7 +135,7 @@ class World:
         message = Submit(
             id=name,
             digest=bytes([self._numbers % 256]) * 32,
-            principal="p",
+            principal=options.pop("principal", "p"),
             ids=pack_u32(prompt),
             max_tokens=max_tokens,
             sample=SampleSpec(seed=seed or 0, logprobs=logprobs),

@@ -59,10 +59,10 @@ def anchored(config: Config) -> dict[str, str]:
 def prepare(config: Config) -> Places:
     """Takes the home for this process and its successors, makes its key, and fetches the model if it is not there."""
     places = Places(default_home())
+    check_front(config, places)
     places.make()
     Lock(places.lock, f"the stack on {places.home}").keep_across_exec()
     load_or_create_key(places.identity_key)
-    check_front(config, places)
     fetch_model(config, places)
     return places
 

@@ -9,11 +9,13 @@ A chunk costs one credit. A client without credit costs nothing but its number: 
 carries everything from its next token on. So memory is bounded by the outputs themselves, however slow a reader is.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from services.detokenizer.output import Output, Violation
 from services.detokenizer.text import TokenBytes
+from shared.identity import LOCAL
 from shared.messages import Message
 from shared.messages.engine import CancelRequest, Forget, Opening, Progress, StopAt
 from shared.messages.front import Attach, Attached, Chunk, Credit, Rejected
@@ -24,6 +26,10 @@ PROGRESS_WINDOW = 1024
 """Progress messages that the scheduler may have on their way to us."""
 MAX_CREDIT = 1024
 MAX_PARKED = 4096
+MAX_PARKED_EACH = 512
+"""Of one user over TCP, so that nobody takes all the room."""
+MAX_ID = 128
+"""Characters of a request's id."""
 MAX_FOLLOWERS = 64
 """Attachments of one request."""
 
@@ -112,6 +118,7 @@ class Requests:
         self._requests: dict[str, _Request] = {}
         self._parked: dict[str, dict[Hashable, _Parked]] = {}  # id -> client -> what it asked
         self._parked_count = 0
+        self._parked_by: Counter[str] = Counter()
         self._synced_at: float | None = None  # None: the scheduler is away or still replaying
         self._told: set[str] = set()  # ids heard of on the scheduler's present connection
         self._stalled: set[str] = set()  # ids with a chunk that found no room
@@ -174,7 +181,7 @@ class Requests:
         request = _Request(Output(request_id, opening, self._token_bytes), lonely_since=now)
         self._requests[request_id] = request
         parked = self._parked.pop(request_id, {})
-        self._parked_count -= len(parked)
+        self._parked_no_more(parked.values())
         for asked in parked.values():
             effects += self._follow(request, asked)
         return effects
@@ -196,14 +203,20 @@ class Requests:
         if message.start < 0 or not 1 <= message.credit <= MAX_CREDIT:
             reason = f"start is {message.start} and credit {message.credit}; start >= 0, credit 1 to {MAX_CREDIT}"
             return [Answer(client, ticket, Rejected(id=message.id, code="bad_request", reason=reason))]
+        if len(message.id) > MAX_ID:  # no request has it, and it would be kept
+            return [Answer(client, ticket, _not_found(f"{message.id[:MAX_ID]}..."))]
         request = self._requests.get(message.id)
         if request is not None:
             return self._follow(request, _Parked(client, principal, message, ticket, now))
-        if self._parked_count >= MAX_PARKED:
-            reason = f"{MAX_PARKED} attaches to unknown requests wait already; try again"
+        own = self._parked_by[principal]
+        if self._parked_count >= MAX_PARKED or (own >= MAX_PARKED_EACH and principal != LOCAL):
+            reason = f"{self._parked_count} attaches to unknown requests wait already, {own} of them yours"
+            reason += f"; at most {MAX_PARKED} and {MAX_PARKED_EACH} may, try again"
             return [Answer(client, ticket, Rejected(id=message.id, code="overloaded", reason=reason))]
         here = self._parked.setdefault(message.id, {})
-        self._parked_count += client not in here
+        if client not in here:
+            self._parked_count += 1
+            self._parked_by[principal] += 1
         here[client] = _Parked(client, principal, message, ticket, now)
         return []
 
@@ -242,8 +255,15 @@ class Requests:
             del here[parked.client]
             if not here:
                 del self._parked[parked.attach.id]
-        self._parked_count -= len(out)
+        self._parked_no_more(out)
         return out
+
+    def _parked_no_more(self, parked: Collection[_Parked]) -> None:
+        self._parked_count -= len(parked)
+        for one in parked:
+            self._parked_by[one.principal] -= 1
+            if not self._parked_by[one.principal]:
+                del self._parked_by[one.principal]
 
     def unsent(self, client: Hashable, message: Chunk | Rejected) -> None:
         """A message for a client found no room: a chunk is made again at the next tick or credit."""

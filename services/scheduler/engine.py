@@ -6,6 +6,7 @@ each: `policy` (who waits, who is next), `residence` (who has blocks), `steps` a
 events give the same effects.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from services.scheduler.counters import EngineStatistics
 from services.scheduler.desk import Desk, Store
 from services.scheduler.events import Advanced, Effect, Events, Forgotten
 from services.scheduler.kv.manager import KVManager
-from services.scheduler.limits import Refusal, deadly, hopeless, malformed, token_limit
+from services.scheduler.limits import Refusal, Shares, deadly, hopeless, malformed, token_limit
 from services.scheduler.policy import WaitingQueue
 from services.scheduler.records import Accept, AnyRecord, Ended
 from services.scheduler.recovery import fold
@@ -51,6 +52,7 @@ class Engine(Events):
         self._steps = Steps(self._desk, self._home, self._waiting, self._finish)
         self._requests: dict[str, Request] = {}
         self._by_key: dict[int, Request] = {}
+        self._shares = Shares(settings.user_requests)
         self._ended: dict[int, Request] = {}
         """By key, in the order of their ends."""
         self._next_key = 1
@@ -291,6 +293,9 @@ class Engine(Events):
         live = {request.key for request in self._requests.values() if request.finish is None}
         waiting = {request.key for request in self._waiting}
         running = set(self._home.running)
+        owned = Counter(request.accept.principal for request in self._requests.values() if request.finish is None)
+        if owned != self._shares.live:
+            raise RuntimeError(f"live requests of {owned}, counted are {self._shares.live}")
         if waiting & running or waiting | running != live or len(waiting) != len(self._waiting):
             raise RuntimeError(f"live {sorted(live)}, but waiting {sorted(waiting)} and running {sorted(running)}")
         self._home.check_integrity()
@@ -303,6 +308,8 @@ class Engine(Events):
         refusal = malformed(request, submit.deadline_s)
         if refusal is None and self._facts is not None:
             refusal = hopeless(request, self._facts, self._max_context)
+        if refusal is None:
+            refusal = self._shares.refusal(submit.principal)
         if refusal is None and len(self._waiting) >= (most := self._settings.max_waiting):
             numbers: dict[str, float] = {"waiting": len(self._waiting), "max_waiting": most}
             return "overloaded", f"{len(self._waiting):,} requests wait, at most {most:,} may; try later", numbers
@@ -311,6 +318,7 @@ class Engine(Events):
     def _register(self, request: Request) -> None:
         self._requests[request.id] = self._by_key[request.key] = request
         if request.finish is None:
+            self._shares.begin(request.accept.principal)
             if request.accept.deadline:
                 self._desk.timers.set(("deadline", request.key), request.accept.deadline)
             self._fit(request)
@@ -340,6 +348,7 @@ class Engine(Events):
         if at is not None:
             request.cut(at)
         finish = request.end(now, reason, error)
+        self._shares.end(request.accept.principal)
         outgrown = reason == "length" and self._outgrown(request)
         request.trim()
         self._desk.timers.cancel(("deadline", request.key))

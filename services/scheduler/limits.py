@@ -1,6 +1,9 @@
 """What can never be served is refused at once, with both numbers; how far a request may go, how often fail."""
 
+from collections import Counter
+
 from services.scheduler.request import Request
+from shared.identity import LOCAL
 from shared.messages.engine import KVFacts
 from shared.messages.front import RejectCode
 
@@ -51,3 +54,29 @@ def token_limit(request: Request, facts: KVFacts, max_context: int) -> int:
     """
     pool = facts.blocks * facts.block_tokens + 1
     return min(request.prompt_tokens + request.accept.max_tokens, max_context, pool)
+
+
+class Shares:
+    """How many live requests each principal has. Whoever works on this machine may fill the queue, a user may not."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.live: Counter[str] = Counter()
+
+    def begin(self, principal: str) -> None:
+        """A request of it begins to wait."""
+        self.live[principal] += 1
+
+    def end(self, principal: str) -> None:
+        """A request of it has ended."""
+        self.live[principal] -= 1
+        if not self.live[principal]:
+            del self.live[principal]
+
+    def refusal(self, principal: str) -> Refusal | None:
+        """Why it may have no other one now, or None."""
+        own = self.live[principal]
+        if principal == LOCAL or own < self._most:
+            return None
+        text = f"{own:,} requests of user {principal} wait or run, at most {self._most:,} may; try later"
+        return "overloaded", text, {"requests": own, "user_requests": self._most}

@@ -23,6 +23,7 @@ class Settings:
     step_tokens: int = 512
     max_running: int = 64
     max_waiting: int = 4096
+    user_requests: int = 64
     result_ttl_s: float = 600.0
     max_retained: int = 4096
     lookup_s: float = 0.05
@@ -40,6 +41,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):
             raise ValueError(f"scheduler.policy is {self.policy!r}; known are {', '.join(get_args(Policy))}")
+        if self.user_requests < 1:
+            raise ValueError(f"front.user_requests is {self.user_requests}; at least 1 is needed")
         for name in ("step_tokens", "max_running", "max_waiting", "max_retained"):
             if getattr(self, name) < 1:
                 raise ValueError(f"scheduler.{name} is {getattr(self, name)}; at least 1 is needed")
@@ -53,6 +56,7 @@ class Settings:
             step_tokens=options.step_tokens,
             max_running=options.max_running,
             max_waiting=options.max_waiting,
+            user_requests=config.front.user_requests,
             result_ttl_s=options.result_ttl_s,
             max_retained=options.max_retained,
             lookup_s=options.lookup_s,

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import trio
 
 from services.tokenizer.encode import Encoder
+from services.tokenizer.shares import Shares
 from services.tokenizer.submission import submission
-from services.tokenizer.validate import Limits, Refusal, check, digest, resolve_max_tokens
+from services.tokenizer.validate import MAX_ID, Limits, Refusal, check, digest, is_id, resolve_max_tokens
 from shared.actor import Actor, Reject, on
 from shared.config import Config
 from shared.identity import load_or_create_key, namespace_salt
@@ -50,7 +51,8 @@ class Tokenizer(Actor):
         self._encoder: Encoder
         self._limits: Limits
         self._in_work = 0
-        self._encoding: dict[str, bool] = {}  # id -> whether it has been cancelled meanwhile
+        self._encoding: dict[tuple[str, str], bool] = {}  # (principal, id) -> whether it was cancelled meanwhile
+        self._shares = Shares(config.front.user_requests, MAX_BYTES_IN_WORK // 4)
         self._less_work = trio.Event()
         self._bytes_in_work = 0
         self._counts = {"accepted": 0, "rejected": 0}
@@ -82,25 +84,28 @@ class Tokenizer(Actor):
     @on(Generate, roles=CLIENTS)
     async def _generate(self, peer: Peer, message: Generate, head: Head) -> Accepted | Rejected:
         until = (head.deadline or time.monotonic() + self.config.supervise.recovery_timeout_s) - MARGIN_S
-        size = _size(message)
+        size, key = _size(message), (peer.principal, message.id)
         answer: Accepted | Rejected
         try:
             check(message, self._limits)
+            self._shares.check(peer.principal, size)
             if self._in_work >= MAX_IN_WORK or self._bytes_in_work + size > MAX_BYTES_IN_WORK:
                 numbers: dict[str, float] = {"in_work": self._in_work, "limit": MAX_IN_WORK}
                 reason = f"{self._in_work:,} requests ({self._bytes_in_work:,} bytes) are being read already; try again"
                 raise Refusal("overloaded", reason, numbers)
             self._in_work += 1
             self._bytes_in_work += size
+            self._shares.begin(peer.principal, size)
             try:
-                self._encoding[message.id] = False
+                self._encoding[key] = False
                 inline = message.messages is None and size <= INLINE_BYTES
                 submit = await self._encoded(message, peer.principal, until, inline=inline)
-                if self._encoding.pop(message.id, False):
+                if self._encoding.pop(key, False):
                     raise Refusal("not_found", "the request was cancelled before it was submitted")
                 answer = await self._submitted(submit, until)
             finally:
-                self._encoding.pop(message.id, None)
+                self._encoding.pop(key, None)
+                self._shares.end(peer.principal, size)
                 self._in_work -= 1
                 self._bytes_in_work -= size
                 self._less_work.set()
@@ -152,8 +157,11 @@ class Tokenizer(Actor):
     @on(Cancel, roles=CLIENTS)
     async def _cancel(self, peer: Peer, message: Cancel, head: Head) -> Cancelled:
         until = (head.deadline or time.monotonic() + self.config.supervise.recovery_timeout_s) - MARGIN_S
-        if message.id in self._encoding:  # its Submit would come after our CancelRequest
-            self._encoding[message.id] = True
+        if not is_id(message.id):
+            return Cancelled(id=message.id[:MAX_ID], known=False)
+        key = (peer.principal, message.id)
+        if key in self._encoding:  # its Submit would come after our CancelRequest
+            self._encoding[key] = True
         request = CancelRequest(id=message.id, principal=peer.principal)
         with trio.move_on_at(trio.current_time() + until - time.monotonic()):
             while True:

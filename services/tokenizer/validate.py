@@ -19,7 +19,8 @@ MAX_LOGPROBS = 20
 MAX_SALT_CHARS = 256
 BODY_BYTES = 4 << 20
 """Bytes of text (or packed ids) that one request may carry."""
-_ID = re.compile(r"[0-9a-fA-F]{32,128}")
+MAX_ID = 128
+_ID = re.compile(rf"[0-9a-fA-F]{{32,{MAX_ID}}}")
 
 
 class Refusal(Exception):
@@ -47,7 +48,7 @@ class Limits:
 
 def check(request: Generate, limits: Limits) -> None:
     """Everything that can be told without encoding; raises Refusal. Costs no more than one look at the input."""
-    if not _ID.fullmatch(request.id):
+    if not is_id(request.id):
         raise Refusal("bad_request", f"id {request.id[:140]!r} must be 32 to 128 hex digits, 128 random bits or more")
     given = [name for name in ("prompt", "messages", "ids") if getattr(request, name) is not None]
     if len(given) != 1:
@@ -64,6 +65,11 @@ def check(request: Generate, limits: Limits) -> None:
         raise _out_of_range("deadline_s", request.deadline_s, "more than 0 seconds")
     if request.ids is not None:
         check_ids(request.ids, limits)
+
+
+def is_id(text: str) -> bool:
+    """Whether a request can have this id."""
+    return _ID.fullmatch(text) is not None
 
 
 def _check_body(request: Generate, limits: Limits) -> None:

@@ -67,8 +67,6 @@ def check_front(config: Config, places: Places) -> None:
         raise ConfigError("front.tcp is set, but this pyzmq has no CURVE; install another, or leave it empty")
     if limit < 1:
         raise ConfigError(f"front.max_connections is {limit}; at least 1 is needed")
-    if config.front.user_requests < 1:
-        raise ConfigError(f"front.user_requests is {config.front.user_requests}; at least 1 is needed")
     if not places.server_key.exists() or not places.allowed_keys.exists():
         raise ConfigError(
             f"front.tcp is {address}, but no client has a key; `perdure keys add USER` makes one, or leave it empty"

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from shared.model.toy import EOS, MAX_CONTEXT
 from shared.paths import Places
 from shared.peers import Peer, RequestFailed
 from shared.testing import TestMailbox, TestPeer, dialled, mailbox_of, running
+from tests.front_kit import config_with, free_ports, give_key, remote_peer
 from tests.tiny_models import Tiny, write_directory
 
 ID = "ab" * 16
@@ -389,3 +391,62 @@ async def test_an_admin_may_look_but_not_generate(places: Places) -> None:
     async with running(Tokenizer, places, CONFIG), dialled("admin", "tokenizer", places) as (_, admin):
         with pytest.raises(RequestFailed, match="unsupported"):
             await generate(admin, Generate(id=ID, prompt="a"))
+
+
+async def test_one_user_can_not_cancel_what_another_has_in_the_encoder(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not when both name the same id."""
+    alice, bob, port = give_key(places, "alice"), give_key(places, "bob"), free_ports()
+    begun, go_on = threading.Event(), threading.Event()
+    encode = Encoder.encode
+
+    def held(self: Encoder, request: Generate) -> bytes:
+        begun.set()
+        go_on.wait(10)
+        return encode(self, request)
+
+    monkeypatch.setattr(Encoder, "encode", held)
+    turns = (ChatMessage(role="user", content="hi"),)
+    async with (
+        scheduler_and_client(places, config_with(port, CONFIG)) as (scheduler, _),
+        remote_peer(places, port, "tokenizer", alice) as (_, hers),
+        remote_peer(places, port, "tokenizer", bob) as (_, his),
+        trio.open_nursery() as nursery,
+    ):
+        answers: list[Accepted | Rejected] = []
+
+        async def ask() -> None:
+            answers.append(await generate(hers, Generate(id=ID, messages=turns)))
+
+        nursery.start_soon(ask)
+        await trio.to_thread.run_sync(begun.wait, 10)
+        nursery.start_soon(partial(his.ask, Cancel(id=ID), Cancelled, deadline_s=10))
+        peer, head, cancel = await scheduler.receive(CancelRequest)
+        assert cancel == CancelRequest(id=ID, principal="bob", reason="client")
+        scheduler.answer(peer, head, Cancelled(id=ID, known=False))
+        go_on.set()
+        peer, head, submit = await scheduler.receive(Submit)
+        assert submit.principal == "alice"
+        scheduler.answer(peer, head, Journaled(id=ID, known=False, prompt_tokens=1))
+    assert answers == [Accepted(id=ID, prompt_tokens=1)]
+
+
+async def test_a_users_share_of_the_encoders_is_bounded_and_told(places: Places) -> None:
+    alice, bob, port = give_key(places, "alice"), give_key(places, "bob"), free_ports()
+    async with (
+        scheduler_and_client(places, config_with(port, CONFIG, user_requests=2)) as (scheduler, _),
+        remote_peer(places, port, "tokenizer", alice) as (_, hers),
+        remote_peer(places, port, "tokenizer", bob) as (_, his),
+        trio.open_nursery() as nursery,
+    ):
+        for n in range(2):  # the scheduler never answers these
+            nursery.start_soon(generate, hers, Generate(id=f"{n:032x}", prompt="a"))
+            await scheduler.receive(Submit)
+        refused = await generate(hers, Generate(id=ID, prompt="a"))
+        assert isinstance(refused, Rejected)
+        assert (refused.code, refused.numbers) == ("overloaded", {"requests": 2, "user_requests": 2})
+        nursery.start_soon(generate, his, Generate(id=ID, prompt="a"))
+        _, _, submit = await scheduler.receive(Submit)
+        assert submit.principal == "bob"
+        nursery.cancel_scope.cancel()

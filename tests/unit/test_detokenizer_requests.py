@@ -7,7 +7,9 @@ import pytest
 from services.detokenizer.requests import (
     MAX_CREDIT,
     MAX_FOLLOWERS,
+    MAX_ID,
     MAX_PARKED,
+    MAX_PARKED_EACH,
     PROGRESS_WINDOW,
     Answer,
     Complain,
@@ -16,6 +18,7 @@ from services.detokenizer.requests import (
     ToClient,
     ToScheduler,
 )
+from shared.identity import LOCAL
 from shared.messages.base import pack_u32, unpack_u32
 from shared.messages.engine import CancelRequest, Forget, Opening, Progress, StopAt
 from shared.messages.front import (
@@ -343,10 +346,34 @@ def test_followers_and_parked_attaches_are_bounded() -> None:
     assert isinstance(refused, Rejected)
     assert refused.code == "overloaded"
     for n in range(MAX_PARKED):
-        assert books.attach(n, "me", Attach(id=f"{n:032x}"), n, 0.0) == []
-    (refused,) = answers(books.attach("more", "me", Attach(id="ff" * 16), 1, 0.0))
+        assert books.attach(n, LOCAL, Attach(id=f"{n:032x}"), n, 0.0) == []
+    (refused,) = answers(books.attach("more", LOCAL, Attach(id="ff" * 16), 1, 0.0))
     assert isinstance(refused, Rejected)
     assert refused.code == "overloaded"
+    books.check_integrity()
+
+
+def test_one_users_parked_attaches_leave_room_for_others() -> None:
+    books = requests()
+    for n in range(MAX_PARKED_EACH):
+        assert books.attach(n % 7, "alice", Attach(id=f"{n:032x}"), n, 0.0) == []
+    (refused,) = answers(books.attach(8, "alice", Attach(id="ff" * 16), 1, 0.0))
+    assert isinstance(refused, Rejected)
+    assert refused.code == "overloaded"
+    assert str(MAX_PARKED_EACH) in refused.reason
+    assert books.attach(9, "bob", Attach(id="ff" * 16), 1, 0.0) == []
+    books.gone(0, 1.0)
+    assert books.attach(8, "alice", Attach(id="ff" * 16), 1, 0.0) == []
+    books.check_integrity()
+
+
+def test_an_id_that_no_request_can_have_is_not_kept() -> None:
+    books = requests()
+    (refused,) = answers(books.attach("c", "me", Attach(id="f" * (1 << 20)), 1, 0.0))
+    assert isinstance(refused, Rejected)
+    assert refused.code == "not_found"
+    assert len(refused.reason) < 2 * MAX_ID
+    assert books.statistics().parked == 0
 
 
 def test_a_request_nobody_follows_is_cancelled_after_the_grace_unless_detached() -> None:

@@ -5,6 +5,8 @@ from random import Random
 import pytest
 
 from services.scheduler.settings import Settings
+from shared.identity import LOCAL
+from shared.messages.engine import Journaled
 from shared.messages.front import Rejected
 from tests.engine_kit import counter, kv_of, words
 from tests.scheduler_world import World, prompts
@@ -190,6 +192,23 @@ def test_overload_is_refused_with_numbers_and_passes() -> None:
     world.submit(words(5), 1)
     world.settle()
     assert counter(world, "rejected") == 6
+
+
+def test_a_user_may_have_so_many_requests_and_others_are_served_all_the_same() -> None:
+    world = World(Settings(step_tokens=4, max_running=1, user_requests=3), blocks=20, block_tokens=4)
+    for i in range(5):
+        world.submit(words(9, i), 2)
+    assert isinstance(world.answer, Rejected)
+    assert world.answer.code == "overloaded"
+    assert world.answer.numbers == {"requests": 3, "user_requests": 3}
+    assert "user p" in world.answer.reason
+    for principal in ("q", LOCAL, LOCAL, LOCAL, LOCAL):
+        world.submit(words(9, 50), 2, principal=principal)
+        assert isinstance(world.answer, Journaled), world.answer
+    world.settle()
+    world.submit(words(5), 1)
+    assert isinstance(world.answer, Journaled)
+    world.settle()
 
 
 def test_a_pool_of_another_size_ends_what_can_no_longer_fit() -> None:
