@@ -7,7 +7,9 @@ from services.scheduler.kv.manager import KVStatistics
 
 @dataclass
 class Counters:
-    """Since the start of this life. Tokens in `cached_*` are counted once a request, at its first admission."""
+    """Since the start of this life. `prompt_tokens` and `cached_*` are counted once a request, at its first admission:
+    one that an earlier life accepted is admitted in this one, and would count with its hits alone.
+    """
 
     accepted: int = 0
     rejected: int = 0

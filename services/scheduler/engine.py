@@ -81,7 +81,6 @@ class Engine(Events):
             return Rejected(id=submit.id, code=code, reason=reason, numbers=numbers)
         self._next_key += 1
         self._desk.counters.accepted += 1
-        self._desk.counters.prompt_tokens += request.prompt_tokens
         self._desk.journal(request.accept)
         self._register(request)
         self._waiting.add(request)

@@ -83,6 +83,7 @@ class Steps:
             if request.admit is None:
                 device, host, disk = request.from_tier
                 request.admit = Admit(request.key, now, device, host, disk)
+                self._desk.counters.prompt_tokens += request.prompt_tokens
                 self._desk.counters.cached_device += device
                 self._desk.counters.cached_host += host
                 self._desk.counters.cached_disk += disk

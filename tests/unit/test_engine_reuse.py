@@ -268,3 +268,16 @@ def test_k07_the_second_turn_reuses_what_was_generated() -> None:
     second = world.submit(words(100) + world.sent[first].tokens + words(50, 9), 2)
     world.settle()
     assert cached_tokens(world, second) == 149 // 16 * 16
+
+
+def test_a_restarted_scheduler_counts_prompts_with_their_hits() -> None:
+    world = World(Settings(step_tokens=64, max_running=1))
+    stem = words(12)
+    world.submit([*stem, 1], 8)
+    waiting = world.submit([*stem, 2], 3)
+    for _ in range(3):
+        world.turn()
+    world.restart_scheduler()  # one was admitted by the life before, the other one will be by this
+    world.settle()
+    assert cached_tokens(world, waiting) == counter(world, "cached_device") == 12
+    assert counter(world, "prompt_tokens") == 13
