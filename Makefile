@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup lint format test demo serve bench chaos fuzz clean
+.PHONY: setup lint format test demo serve bench chaos fuzz readers clean
 
 setup: $(STAMP)
 
@@ -50,6 +50,10 @@ SECONDS ?= 60
 
 fuzz: setup
 	$(PY) -m ops.fuzz --seconds $(SECONDS) --seed $(SEED)
+
+# Other processes read index and ledger while a stack works
+readers: setup
+	$(PY) -m ops.bench.readers --seconds $(SECONDS)
 
 clean:
 	rm -rf build results .mypy_cache .ruff_cache .pytest_cache .hypothesis

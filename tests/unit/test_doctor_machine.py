@@ -1,18 +1,22 @@
 """The doctor's look at the machine around a home, and at what running services say."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ops.doctor import machine
+from ops.doctor.index import read_index
 from ops.doctor.machine import check_machine, logind_files, removes_ipc
 from ops.doctor.patient import Patient
 from ops.doctor.report import Finding, Level, Report, fault, note, ok
 from ops.doctor.running import Told, check_running
+from ops.doctor.segments import read_segments
 from shared.config import Config, FaultsConfig, StoreConfig
 from shared.messages.admin import Integrity
 from shared.messages.hello import Snapshot
 from shared.paths import Places
+from tests.disk_kit import chain, open_tier
 
 
 def patient(tmp_path: Path, *, faults: FaultsConfig | None = None, **store: object) -> Patient:
@@ -153,3 +157,32 @@ def test_a_report_is_content_unless_something_is_at_fault() -> None:
 def test_a_finding_that_nobody_could_look_up_is_refused() -> None:
     with pytest.raises(ValueError, match="look it up"):
         ok("made-up", "text")
+
+
+def test_p25_what_is_read_of_the_disk_tier_grows_with_its_blocks_and_no_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    real = os.pread
+
+    def counted(fd: int, length: int, offset: int) -> bytes:
+        reads.append(length)
+        return real(fd, length, offset)
+
+    counts = {}
+    for blocks in (50, 500):
+        tier = open_tier(tmp_path / str(blocks), capacity=256 << 20)
+        for number in range(blocks // 50):
+            tier.save(chain(f"c{number}", 50))
+        tier.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", counted)
+            reads.clear()
+            found = read_segments(tmp_path / str(blocks) / "segments", payloads=True)
+        rows = read_index(tmp_path / str(blocks) / "index")
+        assert len(found.footers) == len(rows.entries) == blocks
+        assert not found.bad
+        assert not found.torn
+        counts[blocks] = len(reads), sum(reads)
+    assert counts[500][0] <= 10 * counts[50][0]
+    assert counts[500][1] <= 10 * counts[50][1]
