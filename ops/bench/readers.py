@@ -1,4 +1,4 @@
-"""`make readers` or `python -m ops.bench.readers`: everybody looks at a stack at work, and nobody is held up (P16, P31).
+"""`make readers` or `python -m ops.bench.readers`: many look at a stack at work, none is held up (P16, P31).
 
 While requests with new prompts make the store write its index and the scheduler its ledger, other processes read both
 without a pause: `perdure doctor` maps the index, four `perdure ledger list` read the rows, and for some seconds one
