@@ -5,12 +5,15 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
 from rich.console import Console
 from rich.table import Table
 
+from ops.bench.catalogue import catalogue
+from ops.bench.figures import Figures
 from ops.bench.suite import Suite
 from ops.models.download import pull
 from ops.models.progress import shown
@@ -18,7 +21,10 @@ from ops.stack import ROOT, Stack
 from shared.config import ModelConfig
 from shared.paths import default_home
 
-SECTIONS = ("prefill", "batch", "warm", "services", "revival")
+BARE: dict[str, Callable[[int, Figures], None]] = {"catalogue": catalogue}
+"""Sections that need no running stack and no model."""
+
+SERVED = ("prefill", "batch", "warm", "services", "revival")
 
 
 def commit() -> str:
@@ -33,41 +39,48 @@ def main() -> None:
     """Measures, prints the table, writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of each figure")
-    parser.add_argument("--only", nargs="*", default=[], choices=SECTIONS, help="sections to run")
+    parser.add_argument("--only", nargs="*", default=[], choices=(*SERVED, *BARE), help="sections to run")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
     console = Console()
-    with shown() as progress:
-        source = str(pull(ModelConfig().source, default_home() / "models", progress))
-    settings = {"PERDURE_MODEL__SOURCE": source, "PERDURE_MODEL__THREADS": str(arguments.threads)}
-    with Stack(settings) as stack:
-        suite = Suite(stack, source, arguments.threads, arguments.rounds, console.print)
+    book = Figures(console.print)
+    wanted = set(arguments.only) or {*SERVED, *BARE}
+    for name, section in BARE.items():
+        if name in wanted:
+            section(arguments.rounds, book)
+    source = ""
+    if wanted & set(SERVED):
+        with shown() as progress:
+            source = str(pull(ModelConfig().source, default_home() / "models", progress))
+        settings = {"PERDURE_MODEL__SOURCE": source, "PERDURE_MODEL__THREADS": str(arguments.threads)}
+        with Stack(settings) as stack:
+            suite = Suite(stack, source, arguments.threads, arguments.rounds, book)
 
-        async def run() -> None:
-            await stack.start()
-            await suite.run(set(arguments.only))
+            async def run() -> None:
+                await stack.start()
+                await suite.run(wanted)
 
-        trio.run(run)
+            trio.run(run)
     facts = {
         "commit": commit(),
         "machine": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": arguments.threads,
         "python": platform.python_version(),
-        "model": Path(source).name,
+        "model": Path(source).name or None,
         "kv_dtype": "fp32",
         "rounds": arguments.rounds,
     }
     table = Table(title=f"commit {facts['commit']}, {facts['cores']} cores, median (least-greatest)")
     for column in ("what", "ours", "alternative", "ratio"):
         table.add_column(column)
-    for row in suite.rows:
+    for row in book.rows:
         table.add_row(*row)
     console.print(table)
     results = ROOT / "results"
     results.mkdir(exist_ok=True)
     path = results / f"bench-{facts['commit'].rstrip('+')}.json"
-    path.write_text(json.dumps({"facts": facts, "figures": suite.figures}, indent=1))
+    path.write_text(json.dumps({"facts": facts, "figures": book.figures}, indent=1))
     console.print(f"written to {path}")
 
 

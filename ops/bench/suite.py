@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from ops.bench.figures import Figures
 from ops.bench.measure import Spread, timed, together
 from ops.bench.peer import ROOT, TransformersPeer
 from ops.bench.revival import revival
@@ -27,15 +28,13 @@ STREAMS = 8
 
 @dataclass
 class Suite:
-    """What one run measures; `figures` is what goes into the JSON, `rows` what people read."""
+    """What one run measures through the services, on `stack`; the figures go into `book`."""
 
     stack: Stack
     source: str
     threads: int
     rounds: int
-    say: Callable[[str], None]
-    figures: dict[str, Any] = field(default_factory=dict)
-    rows: list[tuple[str, str, str, str]] = field(default_factory=list)
+    book: Figures
     _seed: int = 1000
 
     def __post_init__(self) -> None:
@@ -48,10 +47,8 @@ class Suite:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids[:tokens])
 
     def note(self, name: str, ours: Spread, theirs: Spread | None, ratio: float, bar: str) -> None:
-        """Keeps one figure; `ratio` is the one that `bar` speaks of."""
-        self.figures[name] = {"ours": vars(ours), "theirs": theirs and vars(theirs), "ratio": ratio, "bar": bar}
-        self.rows.append((name, str(ours), "" if theirs is None else str(theirs), f"{ratio:.3f}  (bar {bar})"))
-        self.say(f"{name}: ours {ours}, alternative {theirs}, ratio {ratio:.3f}, bar {bar}")
+        """See `Figures.note`."""
+        self.book.note(name, ours, theirs, ratio, bar)
 
     async def run(self, only: set[str]) -> None:
         """All sections, or those named."""

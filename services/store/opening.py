@@ -7,9 +7,11 @@ disk     opened, or off with a reason that status shows; a damaged index is rebu
 import contextlib
 import ctypes
 import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.store.arena.arena import Arena, ArenaRefused, open_arena
 from services.store.arena.records import HOME_AT, pack_home
@@ -21,6 +23,12 @@ from services.store.disk.tier import DiskTier
 from shared.config import Config, StoreConfig
 from shared.faults import Faults
 from shared.paths import Places
+
+BATCH = 1 << 16
+"""Index rows adopted at a time."""
+
+AHEAD = 4
+"""Batches of 8 MiB that may lie read and not yet adopted."""
 
 
 class Log(Protocol):
@@ -102,13 +110,17 @@ def open_store(places: Places, config: Config, faults: Faults, log: Log) -> Open
     catalog = Catalog(arena.headers, starts=starts + 1, epoch=epoch, max_slots=config.faults.max_host_blocks)
     opened = Opened(arena, catalog, disk, reason, notes=notes)
     recovery = Recovery(catalog)
-    recovery.expect(catalog.blocks.slots.used + (disk.statistics().blocks if disk is not None else 0))
-    recovery.adopt_host()
-    opened.adopted["host"] = catalog.blocks.entries.live
+    recovery.expect(disk.statistics().blocks if disk is not None else 0)
+    readable: DiskTier | None = None
     if disk is not None:
         with contextlib.suppress(DiskTierError):  # the lane goes on from here, and says why
             disk.put_meta({"starts": (starts + 1).to_bytes(8, "little")})
-            opened.adopted["disk"] = _adopt_index(disk, recovery)
+            readable = disk
+    with _IndexReader(readable) as index:
+        recovery.adopt_host()
+        opened.adopted["host"] = catalog.blocks.entries.live
+        with contextlib.suppress(DiskTierError):  # as above
+            opened.adopted["disk"] = index.adopt_into(recovery)
     recovery.finish()
     _trim()
     opened.recovery = recovery
@@ -121,16 +133,37 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _adopt_index(disk: DiskTier, recovery: Recovery) -> int:
-    """All of a sound index; a damaged one is left to the background. How many blocks."""
-    count = 0
-    while disk.statistics().state == "recovering":
-        batch = disk.recover_step(1 << 16)
-        if batch is None:
-            break
-        recovery.adopt_disk(batch)
-        count += len(batch)
-    return count
+class _IndexReader:
+    """Reads a sound index in a thread, some batches ahead of what is adopted; a damaged one is left for later."""
+
+    def __init__(self, disk: DiskTier | None) -> None:
+        self._disk = disk
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead: deque[Future[Any]] = deque()
+        if disk is not None and disk.statistics().state == "recovering":
+            for _ in range(AHEAD):
+                self._read_on(disk)
+
+    def _read_on(self, disk: DiskTier) -> None:
+        self._ahead.append(self._thread.submit(disk.recover_step, BATCH))
+
+    def adopt_into(self, recovery: Recovery) -> int:
+        """All of it; how many blocks. DiskTierError where reading ended."""
+        count = 0
+        while self._ahead and self._disk is not None:
+            batch = self._ahead.popleft().result()
+            if batch is None:
+                break
+            self._read_on(self._disk)
+            recovery.adopt_disk(batch)
+            count += len(batch)
+        return count
+
+    def __enter__(self) -> "_IndexReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
 
 
 __all__ = ["ArenaRefused", "Opened", "open_disk", "open_store"]

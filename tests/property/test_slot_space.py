@@ -1,5 +1,6 @@
 """The allocator of disk slots against plain sets."""
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -44,6 +45,17 @@ class SlotSpaceMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(s for s, held in self.model.items() if held == USED)))
         self.space.set(slot, state)
         self.model[slot] = state
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        known = st.sampled_from(sorted(self.model))
+        slots = data.draw(st.lists(known | st.sampled_from([3 << SLOT_BITS | 99, 98 << SLOT_BITS]), max_size=20))
+        claimed = self.space.claim(np.array(slots, np.uint32)).tolist()
+        for slot, mine in zip(slots, claimed, strict=True):
+            assert mine == (self.model.get(slot) == UNKNOWN)
+            if mine:
+                self.model[slot] = USED
 
     @precondition(lambda self: self.space.segments)
     @rule()

@@ -9,10 +9,11 @@ import lmdb
 import numpy as np
 import pytest
 
+from services.store.disk import row_table
 from services.store.disk.errors import IndexDamaged
 from services.store.disk.index import DiskIndex
 from services.store.disk.index_place import IndexPlace
-from services.store.disk.index_record import ENTRY, Entry
+from services.store.disk.index_record import ENTRY, Entry, sealed
 from services.store.disk.lmdb_file import damage
 from services.store.disk.tier import DiskTier
 from shared.fileio import FileIO
@@ -102,6 +103,20 @@ def test_the_index_is_not_trusted_when_the_machine_stopped_under_it(
     tier.close()
 
 
+def test_an_index_whose_table_is_of_the_first_format_is_rebuilt(filled: Path) -> None:
+    shutil.rmtree(filled / "index")
+    (filled / "index").mkdir(mode=0o700)
+    env = lmdb.open(str(filled / "index"), max_dbs=4)
+    with env.begin(write=True) as txn:
+        txn.put(b"format", sealed(b"format", b"1"), db=env.open_db(b"meta", txn))
+        txn.put(BLOCKS[0].identity, b"of another shape", db=env.open_db(b"blocks", txn))
+    env.close()
+    IndexPlace(filled / "index", FileIO()).clean()
+    tier, reason = opened_anew(filled)
+    assert "format b'1'" in reason
+    tier.close()
+
+
 def test_an_index_of_another_format_is_rebuilt(filled: Path) -> None:
     index = DiskIndex(filled / "index", io=FileIO())
     index.apply(meta={b"format": b"0"})
@@ -113,11 +128,11 @@ def test_an_index_of_another_format_is_rebuilt(filled: Path) -> None:
 
 def test_a_row_with_a_flipped_bit_is_a_miss_and_is_swept(filled: Path) -> None:
     env = lmdb.open(str(filled / "index"), max_dbs=4)
-    table = env.open_db(b"blocks")
-    with env.begin(write=True) as txn:
-        value = bytearray(txn.get(BLOCKS[5].identity, db=table))
-        value[70] ^= 1
-        txn.put(BLOCKS[5].identity, bytes(value), db=table)
+    table = env.open_db(b"blocks", **row_table.KIND)
+    with env.begin(write=True) as txn, txn.cursor(table) as cursor:
+        stored = bytearray(row_table.find(cursor, BLOCKS[5].identity) or b"")
+        stored[70] ^= 1
+        row_table.put(cursor, BLOCKS[5].identity, bytes(stored))
     env.close()
     tier = open_tier(filled)
     assert tier.lookup(BLOCKS[5].identity) is None
@@ -236,6 +251,7 @@ def test_p25_opening_reads_no_entry_and_a_scan_reads_each_once(tmp_path: Path) -
             last = batch.last
             if last is None:
                 break
+            assert len(batch.entries) >= 4096
         assert told == rows == index.count()
-        assert batches == -(-rows // 4096)
+        assert batches <= -(-rows // 4096)
         index.close()

@@ -8,6 +8,7 @@ Works on any writable buffer of the arena's layout: the mapped file, or a bytear
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -168,10 +169,8 @@ class Headers:
 
     def free_many(self, slots: NDArray[Any]) -> None:
         """`free` of many: all states first, so that a kill in between leaves none half."""
-        extents, indices = np.divmod(slots.astype(np.int64), self.geometry.slot_span)
-        for extent in np.unique(extents).tolist():
-            start = self.geometry.extent_start(extent)
-            self._free_rows(start, self.count(extent), indices[extents == extent])
+        for start, count, chosen in self._tables(slots):
+            self._free_rows(start, count, chosen)
 
     def set_recency(self, slot: int, recency: int) -> None:
         """One aligned store."""
@@ -180,6 +179,19 @@ class Headers:
     def set_flags(self, slot: int, flags: int) -> None:
         """One aligned store."""
         self._put_word(self._record(slot) + FLAGS_AT, flags)
+
+    def set_flags_many(self, slots: NDArray[Any], flags: int) -> None:
+        """`set_flags` of many, where they differ."""
+        for start, count, chosen in self._tables(slots):
+            table = np.frombuffer(self._bytes[start : start + count * RECORD.itemsize], RECORD)
+            for index in chosen[table["flags"][chosen] != flags].tolist():
+                self._put_word(start + index * RECORD.itemsize + FLAGS_AT, flags)
+
+    def _tables(self, slots: NDArray[Any]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+        """Per extent: where its table begins, its slots, and which of them are meant."""
+        extents, indices = np.divmod(slots.astype(np.int64), self.geometry.slot_span)
+        for extent in np.unique(extents).tolist():
+            yield self.geometry.extent_start(extent), self.count(extent), indices[extents == extent]
 
     def parent_and_root(self, slot: int) -> tuple[bytes, bytes]:
         """32 bytes each, of a slot that is not FREE."""
@@ -204,8 +216,10 @@ class Headers:
         holds &= np.isin(records["state"], (GRANTED, VALID))
         for slot in slots[~holds].tolist():
             self.free(slot)
-        out = np.empty(int(np.count_nonzero(holds)), FOUND)
-        out["slot"] = slots[holds]
-        for name in RECORD.names or ():
-            out[name] = records[name][holds]
+        if not holds.all():
+            slots, records = slots[holds], records[holds]
+        out = np.empty(len(slots), FOUND)
+        plain = out.view(np.uint8).reshape(-1, FOUND.itemsize)  # FOUND is the slot and then the record
+        plain[:, 4:] = records.view(np.uint8).reshape(-1, RECORD.itemsize)
+        out["slot"] = slots
         return out

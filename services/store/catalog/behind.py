@@ -9,6 +9,9 @@ of it in the batch, goes back to the end, so the disk holds chains from their fi
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.store.catalog.blocks import Blocks
 from services.store.catalog.entries import DETACHED, ON_DISK
 from services.store.catalog.order import NONE
@@ -52,6 +55,20 @@ class WriteBehind:
             queued[self._tail] = slot + 1
         self._tail = slot
         self.length += 1
+
+    def extend(self, slots: NDArray[np.intp]) -> None:
+        """Queues many that are not queued yet."""
+        if not len(slots):
+            return
+        links = self._blocks.slots.columns["queued"]
+        links[slots[:-1]] = slots[1:] + 1
+        links[slots[-1]] = _LAST
+        if self._tail == NONE:
+            self._head = int(slots[0])
+        else:
+            links[self._tail] = slots[0] + 1
+        self._tail = int(slots[-1])
+        self.length += len(slots)
 
     def _pop(self) -> int:
         queued, slot = self._blocks.slots.queued, self._head

@@ -78,12 +78,11 @@ class Entries:
         return len(self._identity)
 
     def reserve_rows(self, more: int) -> None:
-        """Makes room for `more` rows at the top, by doubling."""
+        """Makes room for `more` rows at the top: so many, or a quarter more than there are."""
         needed, capacity = self.top + more, self.capacity
         if needed <= capacity:
             return
-        while capacity < needed:
-            capacity *= 2
+        capacity = max(needed, capacity + capacity // 4)
         grown = np.zeros((capacity, 32), np.uint8)
         grown[: self.top] = self._identity[: self.top]
         self._identity = grown

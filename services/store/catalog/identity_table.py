@@ -15,6 +15,9 @@ NONE = 0xFFFFFFFF
 Identities = NDArray[np.uint8]
 """[n, 32]"""
 
+AT_ONCE = 8192
+"""Identities compared in one go: the rows touched by it still lie in the core's own cache."""
+
 
 class IdentityMap(Protocol):
     """What the catalogue needs; entries are u32, NONE stands for absence."""
@@ -33,6 +36,9 @@ class IdentityMap(Protocol):
 
     def put_many(self, identities: Identities, entries: NDArray[np.uint32]) -> None:
         """`put` of each row; all absent and distinct."""
+
+    def reserve(self, more: int) -> None:
+        """Room for so many more at once, instead of by doubling."""
 
     def clear(self) -> None:
         """Empties the map."""
@@ -67,6 +73,9 @@ class DictMap:
         """`put` of each row."""
         for row, entry in zip(identities, entries, strict=True):
             self.put(row.tobytes(), int(entry))
+
+    def reserve(self, more: int) -> None:
+        """A dict needs no telling."""
 
     def clear(self) -> None:
         """Empties the map."""
@@ -112,7 +121,7 @@ class PackedMap:
 
     def put(self, identity: bytes, entry: int) -> None:
         """Adds an identity that is absent; the entry's row holds it already."""
-        self._make_room(1)
+        self.reserve(1)
         position = self._find(identity)
         assert self._slots[position] == NONE, f"identity {identity.hex()} is in the table"
         self._slots[position] = entry
@@ -136,7 +145,8 @@ class PackedMap:
         slots[hole] = NONE
         self._count -= 1
 
-    def _make_room(self, more: int) -> None:
+    def reserve(self, more: int) -> None:
+        """Room for so many more at once, instead of by doubling."""
         if 3 * (self._count + more) <= 2 * len(self._table):
             return
         size = len(self._table)
@@ -151,35 +161,45 @@ class PackedMap:
         return (words & np.uint64(self._mask)).astype(np.int64)
 
     def _place(self, positions: NDArray[np.int64], entries: NDArray[np.uint32]) -> None:
-        """Linear probing for many at once: those that find their position empty take it, one each; the rest go on."""
+        """Linear probing for many at once: all that find their position empty write there, the last one stays."""
+        table = self._table
         while len(entries):
-            empty = np.flatnonzero(self._table[positions] == NONE)
-            _, first = np.unique(positions[empty], return_index=True)
-            placed = empty[first]
-            self._table[positions[placed]] = entries[placed]
-            waiting = np.ones(len(entries), bool)
-            waiting[placed] = False
+            empty = table[positions] == NONE
+            table[positions[empty]] = entries[empty]
+            waiting = table[positions] != entries
             positions = (positions[waiting] + 1) & self._mask
             entries = entries[waiting]
 
     def put_many(self, identities: Identities, entries: NDArray[np.uint32]) -> None:
         """`put` of each row; all absent and distinct, the entries' rows hold them already."""
-        self._make_room(len(entries))
+        self.reserve(len(entries))
         self._place(self._homes(identities), entries)
         self._count += len(entries)
 
     def get_many(self, identities: Identities) -> NDArray[np.uint32]:
         """`get` of each row."""
-        rows, wanted = self._rows().view("<u8"), np.ascontiguousarray(identities).view("<u8")
+        found = np.empty(len(identities), np.uint32)
+        for start in range(0, len(identities), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            found[part] = self._get_some(identities[part])
+        return found
+
+    def _get_some(self, identities: Identities) -> NDArray[np.uint32]:
+        rows, wanted = self._rows().view("<u8").reshape(-1), np.ascontiguousarray(identities).view("<u8")
         found = np.full(len(identities), NONE, np.uint32)
         asked = np.arange(len(identities))
         positions = self._homes(identities)
         while len(asked):
             entries = self._table[positions]
-            taken = entries != NONE
-            asked, positions, entries = asked[taken], positions[taken], entries[taken]
-            same = rows[entries, 0] == wanted[asked, 0]
-            same[same] = (rows[entries[same], 1:] == wanted[asked[same], 1:]).all(axis=1)
-            found[asked[same]] = entries[same]
+            taken = np.flatnonzero(entries != NONE)
+            asked, positions, entries = asked[taken], positions[taken], entries[taken].astype(np.int64)
+            same = rows[4 * entries] == wanted[asked, 0]
+            hit, at = asked[same], 4 * entries[same]
+            for word in (1, 2, 3):  # of keyed hashes that agree so far, nearly all agree wholly
+                equal = rows[at + word] == wanted[hit, word]
+                if not equal.all():
+                    same[np.flatnonzero(same)[~equal]] = False
+                    hit, at = hit[equal], at[equal]
+            found[hit] = at // 4
             asked, positions = asked[~same], (positions[~same] + 1) & self._mask
         return found

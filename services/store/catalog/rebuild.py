@@ -17,19 +17,28 @@ def rebuild_orders(blocks: Blocks) -> None:
     top = table.top
     flags = table.columns["flags"][:top]
     free_to_go = (flags & LIVE != 0) & (flags & DETACHED == 0) & (table.columns["pins"][:top] == 0)
-    ticks = table.columns["tick"][:top].astype(np.int64)
-    depth = _depths(table)
+    rank = _ranks(table.columns["tick"][:top], _depths(table))
     hosted = np.flatnonzero(free_to_go & (table.columns["host"][:top] != NONE))
     numbers = table.columns["host"][hosted]
     sizes = np.array(slots.extent_size, np.int64)[numbers // blocks.headers.geometry.slot_span]
     heads = 2 * sizes + (slots.columns["state"][numbers] == DIRTY)
-    recent_first = np.lexsort((depth[hosted], -ticks[hosted]))
+    recent_first = np.argsort(rank[hosted])
     lists: dict[int, NDArray[Any]] = {
         head: hosted[recent_first[heads[recent_first] == head]] for head in np.unique(heads).tolist()
     }
     table.host_order.rebuild(lists)
     disk = np.flatnonzero(free_to_go & (flags & ON_DISK != 0))
-    table.disk_order.rebuild({DISK: disk[np.lexsort((depth[disk], -ticks[disk]))]})
+    table.disk_order.rebuild({DISK: disk[np.argsort(rank[disk])]})
+
+
+def _ranks(ticks: NDArray[np.uint64], depths: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """One number that sorts by recency, then by depth: one sort of plain numbers instead of two."""
+    steps = int(depths.max(initial=0)) + 1
+    newest = ticks.max(initial=0)
+    age = newest - ticks
+    if int(newest) < (1 << 63) // steps:
+        return np.asarray(age.astype(np.int64) * steps + depths, np.int64)
+    return np.argsort(np.lexsort((depths, age)))
 
 
 def _depths(entries: Entries) -> NDArray[np.uint32]:

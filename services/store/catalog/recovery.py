@@ -23,6 +23,8 @@ from services.store.catalog.rebuild import rebuild_orders
 from services.store.catalog.slots import CLEAN, DIRTY, GRANTED
 
 _VALID_STATES = (DIRTY, CLEAN)
+ALL = slice(None)
+FEW_ROOTS = 16
 
 
 def _bytes32(column: NDArray[Any]) -> Identities:
@@ -31,18 +33,23 @@ def _bytes32(column: NDArray[Any]) -> Identities:
 
 
 def _first_words(rows: Identities) -> NDArray[np.uint64]:
-    return np.ascontiguousarray(rows[:, :8]).view("<u8")[:, 0]
+    """Big-endian, so that they compare as the rows do."""
+    return np.ascontiguousarray(rows[:, :8]).view(">u8")[:, 0]
 
 
-def _distinct(rows: Identities) -> NDArray[np.intp]:
-    """Indices of the first of each distinct row, in row order."""
-    words = np.sort(_first_words(rows))
+def _distinct(rows: Identities) -> NDArray[np.bool_]:
+    """Which rows are the first of their kind."""
+    first = np.ones(len(rows), bool)
+    words = _first_words(rows).astype("<u8")
+    if (words[1:] > words[:-1]).all():  # the index tells its rows in this order
+        return first
+    words = np.sort(words)
     if not (words[1:] == words[:-1]).any():
-        return np.arange(len(rows))
+        return first
     seen: dict[bytes, int] = {}
     for index, row in enumerate(rows):
-        seen.setdefault(row.tobytes(), index)
-    return np.array(sorted(seen.values()), np.intp)
+        first[index] = seen.setdefault(row.tobytes(), index) == index
+    return first
 
 
 class Recovery:
@@ -53,12 +60,13 @@ class Recovery:
         self._blocks = catalog.blocks
         self._entries = catalog.blocks.entries
         self._slots = catalog.blocks.slots
-        self._waiting: list[tuple[NDArray[np.uint32], Identities]] = []
+        self._expected = 0
+        self._parents: list[tuple[NDArray[np.uint32], Identities]] = []
         self._late: list[tuple[bytes, bytes]] = []
 
     def expect(self, blocks: int) -> None:
-        """Room for so many at once, instead of by doubling and copying."""
-        self._entries.reserve_rows(blocks)
+        """The disk will tell about so many: room is made at once, instead of bit by bit."""
+        self._expected = blocks
 
     # --- host ------------------------------------------------------------------------------------------------
 
@@ -67,53 +75,63 @@ class Recovery:
         found = self._blocks.headers.recover()
         dead_read = (found["state"] != VALID) & (found["engine"] == 0)
         doomed = (found["state"] != VALID) & (found["flags"] & FLAG_DOOMED != 0)
-        for slot in found["slot"][dead_read].tolist():
-            self._blocks.headers.free(slot)
+        self._blocks.headers.free_many(found["slot"][dead_read])
         nameless = found[doomed & ~dead_read]
-        named = found[~doomed & ~dead_read]
-        named = named[np.lexsort((-named["generation"].astype(np.int64), named["state"] != VALID))]
-        keep = _distinct(_bytes32(named["identity"]))
-        lost = np.ones(len(named), bool)
-        lost[keep] = False
-        for record in named[lost]:
-            self._blocks.headers.free(int(record["slot"]))
-        named = named[keep]
-        entries = self._add(named, named["recency"])
+        named = found if not (doomed | dead_read).any() else found[~doomed & ~dead_read]
+        if not _distinct(_bytes32(named["identity"])).all():  # VALID before GRANTED, the newer before the older
+            named = named[np.lexsort((-named["generation"].astype(np.int64), named["state"] != VALID))]
+            keep = _distinct(_bytes32(named["identity"]))
+            self._blocks.headers.free_many(named["slot"][~keep])
+            named = named[keep]
+        self._entries.reserve_rows(len(found) + self._expected)
+        self._entries.map.reserve(len(found) + self._expected)
+        entries = self._add(named)
         self._hold(entries, named)
         for record in nameless:
             self._hold_nameless(record)
         self._blocks.tick = int(found["recency"].max(initial=0)) + 1
 
-    def _add(self, records: NDArray[Any], ticks: NDArray[Any]) -> NDArray[np.uint32]:
-        """Rows for records with fields identity, parent, root, length; in the map, not linked yet."""
-        table, count = self._entries, len(records)
+    def _add(self, records: NDArray[Any], chosen: NDArray[Any] | slice = ALL) -> NDArray[np.uint32]:
+        """Rows for the chosen records (fields identity, parent, root, length, recency); in the map, not linked yet.
+
+        Field by field, so that each byte is copied once.
+        """
+        table = self._entries
+        identities = _bytes32(records["identity"][chosen])
+        count = len(identities)
         table.reserve_rows(count)
         entries = np.arange(table.top, table.top + count, dtype=np.uint32)
         part = slice(table.top, table.top + count)
         table.top += count
         table.live += count
-        identities = _bytes32(records["identity"])
         table.identities[part] = identities
-        table.columns["length"][part] = records["length"]
-        table.columns["tick"][part] = ticks
+        table.columns["length"][part] = records["length"][chosen]
+        table.columns["tick"][part] = records["recency"][chosen]
         table.columns["flags"][part] = LIVE
-        self._number_roots(_bytes32(records["root"]), table.columns["root"][part])
+        self._number_roots(_bytes32(records["root"][chosen]), table.columns["root"][part])
         table.map.put_many(identities, entries)
-        self._link(entries, _bytes32(records["parent"]))
+        self._parents.append((entries, _bytes32(records["parent"][chosen])))
         return entries
 
     def _number_roots(self, roots: Identities, out: NDArray[Any]) -> None:
+        """Mostly there are few, and then comparing with each is cheaper than sorting all."""
+        words, left = roots.view("<u8"), np.arange(len(roots))
+        for _ in range(FEW_ROOTS):
+            if not len(left):
+                return
+            root, others = words[left[0]], words if len(left) == len(words) else words[left]
+            same = (others[:, 0] == root[0]) & (others[:, 1] == root[1])
+            same &= (others[:, 2] == root[2]) & (others[:, 3] == root[3])
+            out[left[same]] = self._entries.root_number(root.tobytes(), int(np.count_nonzero(same)))
+            left = left[~same]
         _, first, inverse, counts = np.unique(
-            _first_words(roots), return_index=True, return_inverse=True, return_counts=True
+            roots[left], axis=0, return_index=True, return_inverse=True, return_counts=True
         )
-        if (roots == roots[first][inverse]).all():
-            numbers = [
-                self._entries.root_number(roots[index].tobytes(), int(count))
-                for index, count in zip(first, counts, strict=True)
-            ]
-            out[:] = np.array(numbers, np.uint32)[inverse]
-        else:
-            out[:] = [self._entries.root_number(row.tobytes()) for row in roots]
+        numbers = [
+            self._entries.root_number(roots[left[index]].tobytes(), int(count))
+            for index, count in zip(first, counts, strict=True)
+        ]
+        out[left] = np.array(numbers, np.uint32)[inverse]
 
     def _hold(self, entries: NDArray[np.uint32], records: NDArray[Any]) -> None:
         slots, columns = records["slot"], self._slots.columns
@@ -138,10 +156,12 @@ class Recovery:
 
     def adopt_disk(self, records: NDArray[Any]) -> None:
         """A batch of the disk's index (fields identity, parent, root, length, recency), before `finish`."""
-        records = records[_distinct(_bytes32(records["identity"]))]
-        known = self._entries.map.get_many(_bytes32(records["identity"]))
-        new = records[known == NONE]
-        entries = self._add(new, new["recency"])
+        identities = _bytes32(records["identity"])
+        distinct = _distinct(identities)
+        if not distinct.all():
+            records, identities = records[distinct], identities[distinct]
+        known = self._entries.map.get_many(identities)
+        entries = self._add(records, known == NONE)
         self._entries.columns["flags"][entries] |= ON_DISK
         both = known[known != NONE]
         hosts = self._entries.columns["host"][both]
@@ -188,29 +208,21 @@ class Recovery:
 
     def finish(self) -> None:
         """The catalogue is complete and may serve."""
-        self._link_rest()
+        self._link()
         rebuild_orders(self._blocks)
         self._slots.rebuild_free()
         self._flags()
         states, generations = self._slots.columns["state"], self._slots.columns["generation"]
         dirty = np.flatnonzero(states == DIRTY)
-        for slot in dirty[np.argsort(generations[dirty], kind="stable")].tolist():
-            self._catalog.behind.push(slot)
+        self._catalog.behind.extend(dirty[np.argsort(generations[dirty], kind="stable")])
 
-    def _link(self, entries: NDArray[np.uint32], parents: Identities) -> None:
-        """Links what can be linked now; the rest waits for batches that are still to come."""
-        found = self._entries.map.get_many(parents)
-        linked = found != NONE
-        self._entries.columns["parent"][entries[linked]] = found[linked]
-        if not linked.all():
-            self._waiting.append((entries[~linked], parents[~linked]))
-
-    def _link_rest(self) -> None:
-        table, waiting = self._entries, self._waiting
-        self._waiting = []
-        for entries, parents in waiting:
-            self._link(entries, parents)
-        self._waiting = []  # roots, and orphans: nobody knows their parents
+    def _link(self) -> None:
+        """Parents are looked up once, when all blocks are known; roots, and orphans, find none."""
+        table, told = self._entries, self._parents
+        self._parents = []
+        while told:
+            entries, parents = told.pop()
+            table.columns["parent"][entries] = table.map.get_many(parents)
         parent = table.columns["parent"][: table.top]
         used = (table.columns["flags"][: table.top] != 0) & (parent != NONE)
         table.columns["children"][: table.top] = np.bincount(parent[used], minlength=table.top)
@@ -218,8 +230,7 @@ class Recovery:
     def _flags(self) -> None:
         """The clean flags in the headers say what the index says."""
         for state, flag in ((DIRTY, 0), (CLEAN, FLAG_CLEAN)):
-            for slot in np.flatnonzero(self._slots.columns["state"] == state).tolist():
-                self._blocks.headers.set_flags(slot, flag)
+            self._blocks.headers.set_flags_many(np.flatnonzero(self._slots.columns["state"] == state), flag)
 
 
 def forget_disk(catalog: Catalog) -> None:

@@ -15,14 +15,24 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
+from services.store.disk import row_table
 from services.store.disk.errors import DiskFault, DiskFull, DiskTierError, DiskUnusable, IndexBusy, IndexDamaged
 from services.store.disk.gate import Gate
 from services.store.disk.index_place import IndexPlace
-from services.store.disk.index_record import ENTRY, Entry, pack_value, row, sealed, unpack_value, unsealed
+from services.store.disk.index_record import (
+    ENTRY,
+    ROW_BYTES,
+    Entry,
+    checked_rows,
+    pack_value,
+    sealed,
+    unpack_value,
+    unsealed,
+)
 from services.store.disk.lmdb_file import needed_bytes
 from shared.fileio import FileIO
 
-FORMAT = b"1"
+FORMAT = b"2"
 """Raised when the meaning of a record changes; an index of another format is rebuilt."""
 
 MAP_BYTES = 64 << 20
@@ -34,7 +44,7 @@ _FORMAT_KEY = b"format"
 
 
 class Rows(NamedTuple):
-    """A batch of a scan: dtype ENTRY, the key to go on after (None: it was the last), keys of damaged rows."""
+    """A batch of a scan: dtype ENTRY, where to go on (None: it was the last), identities of damaged rows."""
 
     entries: "np.ndarray[Any, Any]"
     last: bytes | None
@@ -97,20 +107,19 @@ class DiskIndex:
                 )
                 self._env.reader_check()
             self._place.has_opened()
-            self._make_tables()
+            self._meta = self._table(b"meta")
             found = self.get_meta(_FORMAT_KEY)
-            if found is None and self.created:
-                self.apply(meta={_FORMAT_KEY: FORMAT, REBUILDING: b"1"})
-            elif found != FORMAT:
+            if found != FORMAT and not self.created:
                 raise IndexDamaged(f"the index is of format {found!r}, this version writes {FORMAT!r}")
+            self._blocks = self._table(b"blocks", **row_table.KIND)
+            if self.created:
+                self.apply(meta={_FORMAT_KEY: FORMAT, REBUILDING: b"1"})
 
-    def _make_tables(self) -> None:
+    def _table(self, name: bytes, **kind: bool) -> Any:
         while True:
             try:
                 with self._typed():
-                    self._blocks = self._env.open_db(b"blocks")
-                    self._meta = self._env.open_db(b"meta")
-                return
+                    return self._env.open_db(name, **kind)
             except _MapFull:
                 self._grow()
 
@@ -144,8 +153,8 @@ class DiskIndex:
 
     def get(self, identity: bytes) -> Entry | None:
         """None also for a row whose CRC fails."""
-        with self._reading() as txn:
-            stored = txn.get(identity, db=self._blocks)
+        with self._reading() as txn, txn.cursor(db=self._blocks) as cursor:
+            stored = row_table.find(cursor, identity)
         return None if stored is None else unpack_value(identity, stored)
 
     def get_run(self, identities: Iterable[bytes]) -> list[Entry]:
@@ -153,9 +162,9 @@ class DiskIndex:
         found: list[Entry] = []
         self._gate.enter()  # not `_reading`: on the path of every lookup, and half as long without it
         try:
-            with self._alive().begin() as txn:
+            with self._alive().begin() as txn, txn.cursor(db=self._blocks) as cursor:
                 for identity in identities:
-                    stored = txn.get(identity, db=self._blocks)
+                    stored = row_table.find(cursor, identity)
                     entry = None if stored is None else unpack_value(identity, stored)
                     if entry is None:
                         break
@@ -167,27 +176,14 @@ class DiskIndex:
         return found
 
     def scan(self, after: bytes | None, limit: int) -> Rows:
-        """Up to `limit` rows with keys above `after`, in key order, in one read transaction."""
-        rows: list[bytes] = []
-        damaged: list[bytes] = []
-        last: bytes | None = None
+        """`limit` rows or some more, in key order, in one read transaction; `after`: the last scan's `last`."""
+        first = 0 if after is None else after[0]
         with self._reading() as txn, txn.cursor(db=self._blocks) as cursor:
-            there = cursor.first() if after is None else cursor.set_range(after)
-            if there and after is not None and cursor.key() == after:
-                there = cursor.next()
-            if there:
-                for number, (key, stored) in enumerate(cursor.iternext()):
-                    if number == limit:
-                        break
-                    item = row(key, stored)
-                    if item is None:
-                        damaged.append(key)
-                    else:
-                        rows.append(item)
-                    last = key
-                else:
-                    last = None
-        return Rows(np.frombuffer(b"".join(rows), dtype=ENTRY), last, damaged)
+            raw, following = row_table.read(cursor, first, limit)
+        if len(raw) % ROW_BYTES:
+            raise IndexDamaged(f"the index gives rows of {len(raw)} bytes, which is no multiple of {ROW_BYTES}")
+        entries, damaged = checked_rows(raw)
+        return Rows(entries, bytes((following,)) if following < row_table.KEYS else None, damaged)
 
     def count(self) -> int:
         """Rows, damaged ones included."""
@@ -223,17 +219,16 @@ class DiskIndex:
         while True:
             gone: list[Entry] = []
             try:
-                with self._writing() as txn:
+                with self._writing() as txn, txn.cursor(db=self._blocks) as cursor:
                     for identity in deletes:
-                        self._collect(gone, identity, txn.pop(identity, db=self._blocks))
+                        self._collect(gone, identity, row_table.pop(cursor, identity))
                     for entry in puts:
-                        old = txn.replace(entry.identity, pack_value(entry), db=self._blocks)
-                        self._collect(gone, entry.identity, old)
+                        self._collect(gone, entry.identity, row_table.put(cursor, entry.identity, pack_value(entry)))
                     for identity, value in (recency or {}).items():
-                        stored = txn.get(identity, db=self._blocks)
+                        stored = row_table.find(cursor, identity)
                         found = None if stored is None else unpack_value(identity, stored)
                         if found is not None:
-                            txn.put(identity, pack_value(found._replace(recency=value)), db=self._blocks)
+                            row_table.put(cursor, identity, pack_value(found._replace(recency=value)))
                     for name, content in (meta or {}).items():
                         if content is None:
                             txn.delete(name, db=self._meta)

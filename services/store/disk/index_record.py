@@ -1,18 +1,23 @@
-"""How one block stands in the index: key = identity, value = the rest + CRC32C over key and value.
+"""How one block stands in the index: a row = identity, the rest, CRC32C over both.
 
-LMDB has no checksums of its own; a flipped bit in a page gives a wrong row silently. The packed form without the
-CRC, key first, is the row format `ENTRY` of numpy, so that a million rows are read without an object each.
+LMDB has no checksums of its own; a flipped bit in a page gives a wrong row silently. The row without its CRC is the
+format `ENTRY` of numpy, so that a million rows are read without an object each.
 """
 
 import struct
-from typing import NamedTuple
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import crc32c
 import numpy as np
 
 _VALUE = struct.Struct("<32s32sIIQQQ")
 _CRC = struct.Struct("<I")
-VALUE_BYTES = _VALUE.size + _CRC.size
+ROW_BYTES = 32 + _VALUE.size + _CRC.size
+_ROWS = struct.Struct(f"{ROW_BYTES}s")
+
+_RESIDUE = 0x48674BC7
+"""CRC32C of anything with its own CRC32C behind it."""
 
 ENTRY = np.dtype(
     [
@@ -64,7 +69,13 @@ def unpack_value(key: bytes, stored: bytes) -> Entry | None:
     return Entry(key, *_VALUE.unpack(value)) if value is not None and len(value) == _VALUE.size else None
 
 
-def row(key: bytes, stored: bytes) -> bytes | None:
-    """One item of dtype ENTRY, as bytes; None when damaged."""
-    value = unsealed(key, stored)
-    return key + value if value is not None and len(key) == 32 and len(value) == _VALUE.size else None
+def checked_rows(raw: bytes) -> "tuple[np.ndarray[Any, Any], list[bytes]]":
+    """(entries of dtype ENTRY, identities of damaged rows) of whole rows, one after the other."""
+    damaged = []
+    if set(starmap(crc32c.crc32c, _ROWS.iter_unpack(raw))) - {_RESIDUE}:  # a call a row, but no bytecode
+        rows = range(0, len(raw), ROW_BYTES)
+        damaged = [at for at in rows if crc32c.crc32c(raw[at : at + ROW_BYTES]) != _RESIDUE]
+    entries = np.frombuffer(raw, f"V{ROW_BYTES}").astype(f"V{ENTRY.itemsize}").view(ENTRY)
+    if damaged:
+        entries = np.delete(entries, [at // ROW_BYTES for at in damaged])
+    return entries, [raw[at : at + 32] for at in damaged]

@@ -71,9 +71,8 @@ class Recovery:
     def _claim(self, limit: int) -> "np.ndarray[Any, Any]":
         rows = self._index.scan(self._after, limit)
         entries = rows.entries
-        slots = entries["slot"].tolist()
         dangling = []
-        for position in self._files.adopt(slots):
+        for position in self._files.adopt(entries["slot"]):
             entry = Entry._make(entries[position].item())
             if self._files.footer(entry.slot) == footer_of(entry) and self._files.in_use(entry.slot):
                 if entry.slot not in self._new:

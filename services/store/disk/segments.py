@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.store.disk.errors import DiskFull, DiskTierError
 from services.store.disk.footer import MAX_SLOTS, PAGE, SLOT_BITS, Footer, padded, unpack_footer
 from services.store.disk.room import Room
@@ -129,16 +132,13 @@ class SegmentFiles:
                 self._set.files[segment.number] = segment
                 self._space.add(segment.number, slot_bytes, bytearray((HOLE,)) * segment.slots)
 
-    def adopt(self, slots: Sequence[int]) -> list[int]:
+    def adopt(self, slots: "Sequence[int] | NDArray[np.uint32]") -> list[int]:
         """Claims slots that held bytes at open; returns the positions of those that are not there to be claimed."""
-        refused = []
         with self._lock:
-            for position, slot in enumerate(slots):
-                if self._space.state(slot) == UNKNOWN:
-                    self._space.set(slot, USED)
-                    self._stuck.discard(slot)
-                else:
-                    refused.append(position)
+            claimed = self._space.claim(np.asarray(slots, np.uint32))
+            if self._stuck:
+                self._stuck.difference_update(np.asarray(slots)[claimed].tolist())
+        refused: list[int] = np.flatnonzero(~claimed).tolist()
         return refused
 
     def in_use(self, slot: int) -> bool:

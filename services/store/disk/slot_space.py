@@ -7,7 +7,10 @@ UNKNOWN (holds bytes, nobody has claimed it yet) ── adopt ─► USED, or fr
 
 from dataclasses import dataclass, field
 
-from services.store.disk.footer import SLOT_BITS
+import numpy as np
+from numpy.typing import NDArray
+
+from services.store.disk.footer import MAX_SLOTS, SLOT_BITS
 
 HOLE, USED, UNKNOWN, SPENT = 0, 1, 2, 3
 
@@ -29,6 +32,17 @@ class SegmentSlots:
         self.counts[self.state[index]] -= 1
         self.counts[value] += 1
         self.state[index] = value
+
+    def claim(self, indices: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """UNKNOWN -> USED, of distinct indices; which of them were UNKNOWN."""
+        state = np.frombuffer(self.state, np.uint8)
+        there = indices < len(state)
+        there[there] = state[indices[there]] == UNKNOWN
+        state[indices[there]] = USED
+        count = int(np.count_nonzero(there))
+        self.counts[UNKNOWN] -= count
+        self.counts[USED] += count
+        return there
 
     def disown(self) -> None:
         """USED -> UNKNOWN, all of them."""
@@ -62,6 +76,19 @@ class SlotSpace:
     def set(self, slot: int, value: int) -> None:
         """Moves a slot that exists to another state."""
         self.segments[slot >> SLOT_BITS].set(slot & ((1 << SLOT_BITS) - 1), value)
+
+    def claim(self, slots: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """UNKNOWN -> USED; which were there to be claimed, the first of equal ones."""
+        claimed = np.zeros(len(slots), bool)
+        order = np.argsort(slots)
+        ascending = slots[order]
+        if (ascending[1:] == ascending[:-1]).any():
+            ascending, order = np.unique(slots, return_index=True)
+        for number, segment in self.segments.items():
+            start, end = np.searchsorted(ascending, (number << SLOT_BITS, (number + 1) << SLOT_BITS))
+            if start < end:
+                claimed[order[start:end]] = segment.claim(ascending[start:end] & np.uint32(MAX_SLOTS - 1))
+        return claimed
 
     def count(self, *values: int) -> int:
         """Slots in any of these states."""
