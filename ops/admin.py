@@ -6,19 +6,21 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from shared.messages import PROTOCOL
 from shared.messages.hello import Snapshot, Status
 from shared.node import Node
 from shared.paths import Places
-from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, RequestFailed
+from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, ProtocolViolation, RequestFailed
 
 SERVICES = ("store", "scheduler", "worker", "tokenizer", "detokenizer")
 ANSWER_S = 2.0
 
 
 @asynccontextmanager
-async def admin(places: Places) -> AsyncIterator[Node]:
-    """A node of role `admin`; dial with `node.dial(role)`."""
+async def admin(places: Places, *, protocol: int = PROTOCOL) -> AsyncIterator[Node]:
+    """A node of role `admin`; dial with `node.dial(role)`. `protocol`: what it says that it speaks."""
     node = Node("admin", places, engine="admin", incarnation=time.time_ns() // 1000)
+    node.protocol = protocol
     try:
         async with trio.open_nursery() as nursery:
             node.nursery = nursery
@@ -47,7 +49,7 @@ async def snapshots(node: Node, *, deadline_s: float = ANSWER_S) -> dict[str, Sn
         if peer is not None:
             try:
                 found[role] = await peer.ask(Status(), Snapshot, deadline_s=deadline_s)
-            except (PeerGone, PeerSlow, DeadlinePassed, RequestFailed):  # slow: killed before it took anything in
+            except (PeerGone, PeerSlow, DeadlinePassed, RequestFailed, ProtocolViolation):
                 found[role] = None
 
     async with trio.open_nursery() as nursery:

@@ -26,6 +26,7 @@ from shared.model.errors import ModelError
 from shared.node import Node, Reject, on
 from shared.paths import Lock, PlaceError, Places, default_home
 from shared.peers import Peer
+from shared.versions import Versions
 
 __all__ = ["Actor", "Peer", "Reject", "on", "run"]
 
@@ -54,6 +55,8 @@ class Actor(Node):
         self.endpoint_lock = Lock(places.run / f"{self.role_name}.lock", f"the {self.role_name} of this home")
         super().__init__(self.role_name, places, engine=config.scheduler.engine, incarnation=incarnation)
         self.config = config
+        self.versions = Versions.announced(config.faults)
+        self.protocol = self.versions.protocol
         self.faults = Faults(config.faults)
         self.ready = False
         self.started = time.monotonic()
@@ -86,6 +89,8 @@ class Actor(Node):
             pid=self.pid,
             uptime_s=time.monotonic() - self.started,
             ready=self.ready,
+            protocol=self.versions.protocol,
+            state=self.versions.state,
             data=data,
         )
 

@@ -54,6 +54,8 @@ class SchedulerConfig(Section, frozen=True):
     engine: str = "e0"
     policy: str = "fcfs"
     """fcfs, or lpm (longest prefix match first, with ageing)."""
+    prefetch: str = "timeout"
+    """How a request waits for its prefix from disk: timeout (until it is there or a bound is reached)."""
     step_tokens: int = 512
     """Token budget of a step: decodes first, prefill chunks with the rest."""
     max_running: int = 64
@@ -107,6 +109,8 @@ class SuperviseConfig(Section, frozen=True):
     grace_s: float = 4.0
     nice: int = 10
     """How much tokenizer, detokenizer and gateway yield to scheduler, worker and store (0 to 19)."""
+    step_s: float = 120.0
+    """The least time after which a step of the worker that goes on counts as hung; 0: never."""
     max_failures: int = 5
     """Exits before ready, in a row, after which the stack stops."""
     recovery_timeout_s: float = 30.0
@@ -127,6 +131,16 @@ class FaultsConfig(Section, frozen=True):
     max_pool_blocks: int = 0
     max_host_blocks: int = 0
     max_disk_blocks: int = 0
+    announce_protocol: int = 0
+    """What services and `perdure restart` claim to speak; 0: the truth."""
+    announce_state: int = 0
+
+
+class BenchConfig(Section, frozen=True):
+    """Switches of the benchmark, which `perdure serve` refuses."""
+
+    durable: bool = True
+    """False: no journal, no ledger, nothing is saved to the store."""
 
 
 class Config(Section, frozen=True):
@@ -140,6 +154,7 @@ class Config(Section, frozen=True):
     ledger: LedgerConfig = LedgerConfig()
     supervise: SuperviseConfig = SuperviseConfig()
     faults: FaultsConfig = FaultsConfig()
+    bench: BenchConfig = BenchConfig()
 
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 1000, "mb": 10**6, "gb": 10**9}

@@ -14,7 +14,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shared.curve.allowed import KEY_REFUSED
 from shared.curve.keys import Remote
-from shared.messages import MAX_FRAME, PROTOCOL, BadMessage, Head, decode, encode
+from shared.messages import MAX_FRAME, BadMessage, Head, decode, encode
 from shared.messages.hello import Bye, Hello, Ping, Refused, Welcome
 from shared.peers import MAX_PID, Peer, PeerGone, PeerSlow, wait_exit
 from shared.sockets import Socket
@@ -39,6 +39,8 @@ class Link:
         self.peer: Peer | None = None
         self.down_since = time.monotonic()
         self.refused = ""
+        self.refused_protocol = 0
+        """What the other side spoke when it refused us; 0 while it has not."""
         self._connections = 0
         self._started = False
         self._changed = trio.Event()
@@ -89,7 +91,13 @@ class Link:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, monitor, nursery.cancel_scope)
-                hello = Hello(role=node.role, engine=node.engine, incarnation=node.incarnation, pid=node.pid)
+                hello = Hello(
+                    protocol=node.protocol,
+                    role=node.role,
+                    engine=node.engine,
+                    incarnation=node.incarnation,
+                    pid=node.pid,
+                )
                 try:
                     socket.raw.connect(endpoint)
                     socket.send_nowait(encode(Head(), hello))
@@ -147,7 +155,7 @@ class Link:
                 self.node.dropped("bad_message", f"{self.role}: {error}")
                 return None
             if isinstance(message, Welcome):
-                self.refused = self._fault(message)
+                self.refused, self.refused_protocol = self._fault(message), 0
                 if self.refused:
                     self.node.dropped("bad_welcome", f"{self.role}: {self.refused}")
                     return None
@@ -160,12 +168,13 @@ class Link:
                     remote=self.remote is not None,
                 )
             self.refused = message.reason[:1000] if isinstance(message, Refused) else f"got {type(message).__name__}"
+            self.refused_protocol = message.protocol if isinstance(message, Refused) else 0
         return None
 
     def _fault(self, welcome: Welcome) -> str:
         """What a welcome must get right, as the mailbox checks a hello; "" or what is wrong."""
-        if welcome.protocol != PROTOCOL:
-            return f"protocol {welcome.protocol} is not ours, {PROTOCOL}; restart both from one version"
+        if welcome.protocol != self.node.protocol:
+            return f"protocol {welcome.protocol} is not ours, {self.node.protocol}; restart both from one version"
         if welcome.role != self.role:
             return f"a {welcome.role[:64]} answers where the {self.role} should be"
         if self.remote is None and not 1 <= welcome.pid <= MAX_PID:

@@ -88,7 +88,7 @@ class Mailbox:
             peer = None
         if address[0] and (self.door is None or self.door.allowed.user_of(key) is None):
             self.actor.dropped("refused_key", f"{_shown(address)}: its key is no longer on the list")
-            self._send(address, Head(), Refused(reason=KEY_REFUSED))
+            self._send(address, Head(), Refused(protocol=self.actor.protocol, reason=KEY_REFUSED))
             return
         try:
             head, message = decode(body, from_stranger=address[0])
@@ -99,7 +99,7 @@ class Mailbox:
             self._hello(nursery, address, key, message)
         elif peer is None:
             self.actor.dropped("no_hello", f"{_shown(address)}: {type(message).__name__}")
-            self._send(address, Head(re=head.rid), Refused(reason="say hello first"))
+            self._send(address, Head(re=head.rid), Refused(protocol=self.actor.protocol, reason="say hello first"))
         elif isinstance(message, Bye):
             self._gone(address, peer, exit_proven=False)
         else:
@@ -114,7 +114,7 @@ class Mailbox:
         reason = refusal(actor, self.peers, address, hello, principal, self._on_file)
         if reason:
             actor.dropped("refused", f"{_shown(address)}: {reason}")
-            self._send(address, Head(), Refused(reason=reason))
+            self._send(address, Head(), Refused(protocol=self.actor.protocol, reason=reason))
             return
         if address not in self.peers:
             if hello.role in SERVICES:
@@ -147,7 +147,13 @@ class Mailbox:
 
     def _welcome(self, address: Address, hello: Hello) -> None:
         actor = self.actor
-        welcome = Welcome(role=actor.role, engine=actor.engine, incarnation=actor.incarnation, pid=actor.pid)
+        welcome = Welcome(
+            protocol=actor.protocol,
+            role=actor.role,
+            engine=actor.engine,
+            incarnation=actor.incarnation,
+            pid=actor.pid,
+        )
         self._send(address, Head(hello.incarnation), welcome)
 
     def _router(self, address: Address) -> Socket:
@@ -202,7 +208,7 @@ class Mailbox:
         allowed = self.door.allowed if self.door is not None else None
         for address, peer in list(self.peers.items()):
             if allowed is not None and peer.remote and allowed.user_of(peer.key) != peer.principal:
-                self._send(address, Head(peer.incarnation), Refused(reason=KEY_REFUSED))
+                self._send(address, Head(peer.incarnation), Refused(protocol=self.actor.protocol, reason=KEY_REFUSED))
                 self._gone(address, peer, exit_proven=False)
 
     def of_role(self, role: str) -> list[Peer]:

@@ -19,7 +19,7 @@ import zmq
 
 from shared.curve.keys import Remote
 from shared.links import Link
-from shared.messages import Head, Message
+from shared.messages import PROTOCOL, Head, Message
 from shared.messages.hello import Bye, Failed, Ping, Pong
 from shared.paths import Places
 from shared.peers import Peer, PeerGone, PeerSlow
@@ -75,6 +75,8 @@ class Node:
         self.engine = engine
         self.incarnation = incarnation
         self.pid = os.getpid()
+        self.protocol = PROTOCOL
+        """What this node says that it speaks; whoever says anything else is refused at the hello."""
         self.log: structlog.stdlib.BoundLogger = structlog.get_logger(role=role, incarnation=incarnation)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.links: dict[str, Link] = {}

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shared.lock_files import holder
-from shared.messages import PROTOCOL
 from shared.messages.hello import Hello
 from shared.paths import Places
 from shared.peers import MAX_PID, Peer, has_exited
@@ -43,8 +42,8 @@ def refusal(
 ) -> str:
     """Why this hello is not accepted, or ""."""
     remote = address[0]
-    if hello.protocol != PROTOCOL:
-        return f"protocol {hello.protocol} is not ours, {PROTOCOL}; restart both from one version"
+    if hello.protocol != actor.protocol:
+        return f"protocol {hello.protocol} is not ours, {actor.protocol}; restart both from one version"
     if not (1 <= len(hello.engine) <= MAX_NAME and hello.engine.isprintable()):
         return f"an engine's name of {len(hello.engine)} characters is none; 1 to {MAX_NAME} printable ones are"
     if not 0 <= hello.incarnation < MAX_INCARNATION:

@@ -28,7 +28,7 @@ from shared.messages.engine import (
     Transferred,
 )
 from shared.messages.front import Rejected
-from shared.messages.store import Commit, Lookup, Reserve
+from shared.messages.store import Abandon, Commit, Found, Lookup, Release, Reserve, Reserved
 from tests.sim_client import Sent
 from tests.sim_losses import Losses
 from tests.sim_store import SimStore, Slot
@@ -70,6 +70,11 @@ class World:
         self.worker: SimWorker | None = None
         self.mute = False
         """A store that gets questions and never answers."""
+        self.stalled = False
+        """A store that answers lookups and delivers nothing from disk."""
+        self.stopped = False
+        """A store that does nothing at all, as after SIGSTOP; what it is sent lies in `inbox`, in order."""
+        self.inbox: list[Ask | Tell] = []
         self.clearing = False
         self.ids: dict[int, str] = {}
         self.losses = Losses()
@@ -101,10 +106,13 @@ class World:
                 self._order(effect.message)
             elif isinstance(effect, Ask):
                 assert self.store_up
-                self.asks.append(effect)
+                (self.inbox if self.stopped else self.asks).append(effect)
             elif isinstance(effect, Tell):
                 assert self.store_up
-                self.store.tell(effect.message)
+                if self.stopped:
+                    self.inbox.append(effect)
+                else:
+                    self.store.tell(effect.message)
             elif isinstance(effect, Advanced):
                 self._tell_client(effect.id)
             elif isinstance(effect, Forgotten):
@@ -229,18 +237,47 @@ class World:
         for ask in self.asks[:answered]:
             self.store.answer(ask.message)
         self.asks.clear()
+        self.inbox.clear()
+        self.stopped = False
         self.store.restart(lose_arena=lose_arena)
         self.store_up = False
         self.call("store_down", self.now)
 
+    def stop_store(self) -> None:
+        self.stopped = True
+
+    def continue_store(self) -> None:
+        """It handles all that was sent to it meanwhile, in order; its answers come late."""
+        self.stopped = False
+        waiting, self.inbox = self.inbox, []
+        while waiting:
+            effect = waiting.pop(0)
+            if isinstance(effect, Tell):
+                self.store.tell(effect.message)
+            else:
+                self._answer(effect)
+
     def answer_ask(self, index: int = 0, *, failed: bool = False) -> None:
-        ask = self.asks.pop(index)
+        self._answer(self.asks.pop(index), failed=failed)
+
+    def _answer(self, ask: Ask, *, failed: bool = False) -> None:
         name = {Lookup: "found", Reserve: "reserved", Commit: "committed"}[type(ask.message)]
         self.call(name, self.now, ask.ticket, None if failed else self.store.answer(ask.message))
 
     def lose_ask(self, index: int = 0) -> None:
         """The question is never answered."""
         self.asks.pop(index)
+
+    def lose_reply(self, index: int = 0) -> None:
+        """The answer can't be sent: the store takes back what it gave with it."""
+        message = self.asks.pop(index).message
+        answer = self.store.answer(message)
+        if isinstance(answer, Found):
+            self.store.tell(Release(lease=answer.lease))
+        elif isinstance(answer, Reserved):
+            given = [(slot, 7 * slot) for slot in unpack_u32(answer.slots) if slot]
+            slots, generations = pack_u32(slot for slot, _ in given), pack_u64(number for _, number in given)
+            self.store.tell(Abandon(incarnation=answer.incarnation, slots=slots, generations=generations))
 
     def stage(self, *, fail: bool = False) -> None:
         staged = self.store.stage(fail=fail)
@@ -258,7 +295,8 @@ class World:
     def end_clear(self, *, answered: bool = True) -> None:
         """The store has cleared, or could not be asked."""
         self.clearing = False
-        self.call("cleared", self.now, self.store.clear() if answered and self.store_up else None)
+        asked = answered and self.store_up and not self.stopped
+        self.call("cleared", self.now, self.store.clear() if asked else None)
 
     # --- scheduler --------------------------------------------------------------------------------------------
 
@@ -270,6 +308,8 @@ class World:
         self.log, self.effects = [], []
         self.losses.forgotten()
         self.plan, self.transfers, self.asks, self.clearing = None, [], [], False
+        if self.stopped:
+            self._continue_for_nobody()
         for sent in self.sent.values():
             sent.stop_at = None if sent.finish is None else sent.stop_at
         self.call("restore", self.now, tuple(self.journal))
@@ -283,10 +323,30 @@ class World:
         if self.store_up:
             self.start_store()
 
+    def _continue_for_nobody(self) -> None:
+        """The stopped store goes on when the scheduler that wrote to it is gone."""
+        self.stopped = False
+        for effect in self.inbox:
+            if isinstance(effect, Tell):
+                self.store.tell(effect.message)
+            else:
+                self.store.answer(effect.message)
+        self.inbox.clear()
+
     # --- running on -------------------------------------------------------------------------------------------
 
     def outstanding(self) -> bool:
-        return bool(self.plan or self.transfers or (self.asks and not self.mute) or self.store.staging)
+        return bool(
+            self.plan or self.transfers or (self.asks and self.answers) or (self.store.staging and self.delivers)
+        )
+
+    @property
+    def answers(self) -> bool:
+        return not (self.mute or self.stopped)
+
+    @property
+    def delivers(self) -> bool:
+        return not (self.mute or self.stopped or self.stalled)
 
     def turn(self) -> bool:
         """One of everything that is outstanding; False when nothing was."""
@@ -295,9 +355,9 @@ class World:
             self.finish_plan()
         if self.transfers:
             self.finish_transfer()
-        if self.asks and not self.mute:
+        if self.asks and self.answers:
             self.answer_ask()
-        if self.store.staging and not self.mute:
+        if self.store.staging and self.delivers:
             self.stage()
         return busy
 
@@ -327,7 +387,7 @@ class World:
         if now.kv is not None:
             assert now.kv.locked == 0
             assert now.kv.free + now.kv.cached == now.kv.total
-        if self.store_up and not self.asks:
+        if self.store_up and not self.asks and not self.inbox:
             assert not self.store.leases
             assert not [slot for slot in self.store.slots.values() if slot.state == "granted"]
         for id in self.sent:

@@ -3,6 +3,9 @@
     supervisor ──── heartbeat pipe ◄── "r" once ready, "h" each second ── service's event loop
     supervisor ──── watchdog pipe ───► end of file = the supervisor is gone: the service stops itself
 
+SIGHUP: a planned restart of the service. SIGUSR1: stop it and hold; SIGUSR2 (or HOLD_S without one): become the
+supervisor that now lies on disk, and start it again. With the two, all services of a stack change their code at once.
+
 The child is spawned from the main thread in a session of its own, so that a terminal's or honcho's signals reach it
 once, through here. Its exit is taken from a pidfd: a proof. A service whose loop writes nothing for `hang_s` is
 killed with SIGKILL, which a stopped process obeys too. Should the supervisor itself be killed while its service is
@@ -28,6 +31,8 @@ from shared.peers import wait_exit
 STACK_PID = "PERDURE_STACK_PID"
 YIELDING = frozenset({"tokenizer", "detokenizer", "gateway"})
 """Services whose work may wait a little when the compute threads need the cores."""
+HOLD_S = 60.0
+"""How long a service is held stopped when whoever asked for it does not come back."""
 START_S = 120.0
 """How long a service may take from exec to its first heartbeat (a cold import of torch on a slow disk)."""
 
@@ -131,6 +136,8 @@ class Supervisor:
         self.policy = RestartPolicy(config.supervise.max_failures)
         self.child: Child | None = None
         self._stopping = trio.Event()
+        self._holding = False
+        self._end_of_hold = trio.Event()
 
     async def run(self) -> int:
         """The exit code: 0 after a planned stop."""
@@ -146,6 +153,9 @@ class Supervisor:
 
     async def _keep_alive(self) -> int:
         while not self._stopping.is_set():
+            if self._holding:
+                await self._hold()
+                continue
             child = self.child = Child(self.service, next_incarnation(self.places.incarnations, self.service))
             if self.service in YIELDING:
                 yield_cores(child.process.pid, self.config.nice)
@@ -161,9 +171,22 @@ class Supervisor:
             if not verdict.again:
                 self.log.error("given_up", reason=verdict.reason, hint="the whole stack stops now")
                 return verdict.exit_code
-            with trio.move_on_after(verdict.pause_s):
+            with trio.move_on_after(0.0 if self._holding else verdict.pause_s):
                 await self._stopping.wait()
         return 0
+
+    async def _hold(self) -> None:
+        """Waits with no service, then becomes the next supervisor, unless the stack stops."""
+        self.log.info("held")
+        with trio.move_on_after(HOLD_S):
+            await self._end_of_hold.wait()
+        if not self._stopping.is_set():
+            self.lock.release()
+            os.execv(sys.executable, [sys.executable, "-m", "ops.supervise", self.service])
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._end_of_hold.set()
 
     def _remove_socket(self) -> None:
         """A service that had to be killed at the end of its grace could not do it itself."""
@@ -196,14 +219,20 @@ class Supervisor:
     async def _watch_ancestor(self, pid: int) -> None:
         await wait_exit(pid)
         self.log.warning("orphaned", ancestor=pid)
-        self._stopping.set()
+        self._stop()
 
     async def _signals(self, ready: trio.Event) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        ours = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+        with trio.open_signal_receiver(*ours) as signals:
             ready.set()
             async with trio.open_nursery() as nursery:
                 async for number in signals:
-                    if number != signal.SIGHUP:
-                        self._stopping.set()
+                    if number == signal.SIGUSR2:
+                        if self._holding:
+                            self._end_of_hold.set()
+                        continue
+                    self._holding = self._holding or number == signal.SIGUSR1
+                    if number not in (signal.SIGHUP, signal.SIGUSR1):
+                        self._stop()
                     elif self.child is not None and not self.child.planned_stop:
                         nursery.start_soon(self.child.stop, self.config.grace_s)

@@ -49,6 +49,8 @@ class Counters:
     load_blocks_bad: int = 0
     """Blocks whose copy failed or whose checksum did not match."""
     loads_without_room: int = 0
+    loads_lethal: int = 0
+    """Loads given up because the worker died in their copies again and again; what they read is not read again."""
     loads_dropped: int = 0
     """Loads whose request ended, was retracted, or whose cache was cleared."""
     leases_late: int = 0
@@ -70,6 +72,8 @@ class Counters:
     """Blocks gone from the device before they were saved."""
     save_abandoned: int = 0
     save_unanswered: int = 0
+    save_retries: int = 0
+    """How often unsaved blocks were offered again to a store that had not answered."""
 
     def as_dict(self) -> dict[str, int]:
         """All of them by name; ends by reason as `finished_<reason>`."""

@@ -146,8 +146,8 @@ class Engine(Events):
             elif kind == "forget":
                 if number in self._ended:  # an end in this same tick may have taken its place
                     self._forget(number)
-            elif kind in ("reserve", "commit"):
-                self._home.saver.expire(kind, number)
+            elif kind in ("reserve", "commit", "retry"):
+                self._home.saver.expire(now, kind, number)
             else:
                 self._home.loader.expire(now, kind, number)
 
@@ -244,11 +244,11 @@ class Engine(Events):
 
     def reserved(self, now: float, ticket: int, reserved: Reserved | None) -> None:
         """Answer to a Reserve."""
-        self._home.saver.reserved(ticket, reserved)
+        self._home.saver.reserved(now, ticket, reserved)
 
     def committed(self, now: float, ticket: int, committed: Committed | None) -> None:
         """Answer to a Commit."""
-        self._home.saver.committed(ticket, committed)
+        self._home.saver.committed(now, ticket, committed)
 
     def clear(self, now: float, root: bytes | None = None) -> int:
         """Forgets cached blocks -> how many."""

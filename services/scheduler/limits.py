@@ -12,6 +12,11 @@ Refusal = tuple[RejectCode, str, dict[str, float]]
 MOST_LOSSES = 3
 """A request in whose steps so many workers died in a row is given up: all others would wait for it for ever."""
 
+MOST_LOAD_LOSSES = 2
+"""A request in whose copies from the store so many workers died in a row computes instead, and what they copied is not
+read again. Fewer than MOST_LOSSES: a request that was only in the step beside such a load is never blamed for it.
+"""
+
 
 def malformed(request: Request, seconds: float | None) -> Refusal | None:
     """What is wrong with a request whatever the worker; `seconds`: its deadline."""

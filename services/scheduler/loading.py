@@ -10,12 +10,13 @@ pinned while a copy writes into them, so that a request may end at any moment (W
 or whose cache was cleared meanwhile, is *void*: its copies end, nothing is attached, the lease goes back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from services.scheduler.breaker import Breaker
 from services.scheduler.desk import Desk
 from services.scheduler.kv.manager import KVManager
+from services.scheduler.limits import MOST_LOAD_LOSSES
 from services.scheduler.request import Request
 from shared.messages.base import pack_u32, unpack_u64
 from shared.messages.engine import Copy, Transferred
@@ -244,12 +245,23 @@ class Loader:
         for load in list(self._asked.values()):
             self.drop(now, load.request)
         begun = self._begun()
+        self._blame(self._copying.values())
         self._copying.clear()
         for load in begun:
             load.copying = 0
             self.drop(now, load.request)
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _blame(self, copying: Collection[tuple[Load, int, list[int]]]) -> None:
+        """Counts a death in these copies for their requests; those that it happens to again are not made any more."""
+        for load in dict.fromkeys(load for load, _, _ in copying):
+            load.request.load_losses += 1
+        for load, first, blocks in copying:
+            if load.request.load_losses >= MOST_LOAD_LOSSES:
+                load.bad += range(first, first + len(blocks))
+        lethal = {load.ticket for load, _, _ in copying if load.request.load_losses >= MOST_LOAD_LOSSES}
+        self._desk.counters.loads_lethal += len(lethal)
 
     def _begun(self) -> list[Load]:
         """Loads that have blocks: leased ones, and those whose store is gone but whose copies are out."""
@@ -322,6 +334,7 @@ class Loader:
         if load.void:
             return
         load.request.load = None
+        load.request.load_losses = 0
         on_disk = load.tiers.count(TIER_DISK, load.begin)
         if not load.timed_out and all(load.here):
             self.breaker.passed()

@@ -67,6 +67,8 @@ class Request:
     """The most tokens that had their KV at the end of any of its steps, also in pools that are gone."""
     losses: int = 0
     """Workers lost in a row in a step that it was part of, without its getting further in between."""
+    load_losses: int = 0
+    """Workers lost in a row while they copied for a load of it."""
     sharing: bool = False
     """Whether it was ever made to wait for another's prefix; for the counter."""
 

@@ -33,6 +33,10 @@ from shared.messages.store import (
     Reserved,
 )
 
+RETRY = ("retry", 0)
+RETRY_MOST_S = 64.0
+"""The longest time until a store that does not answer is offered the unsaved blocks again."""
+
 
 class Saver:
     """All saves. At most two Reserves and `max_saving` blocks are on their way at a time."""
@@ -52,8 +56,10 @@ class Saver:
         self._clearing = False
         self._lines_pay = True
         """Whether offering a whole line again is worth it: not since that was refused, until a save succeeds."""
-        self._missed = False
-        """Something went unanswered: when the store answers again, the tree is offered as a whole."""
+        self._missed = 0
+        """Questions in a row that went unanswered: the tree is offered as a whole when the store answers again, and
+        else after a while, ever longer, so that an idle engine asks again too.
+        """
 
     @property
     def active(self) -> int:
@@ -106,14 +112,15 @@ class Saver:
             self._desk.timers.set(("reserve", ticket), now + settings.store_s)
             self._desk.counters.save_offered += len(batch)
 
-    def reserved(self, ticket: int, reserved: Reserved | None) -> None:
+    def reserved(self, now: float, ticket: int, reserved: Reserved | None) -> None:
         """Answer to a Reserve; grants that nobody awaits any more go back."""
         batch, epoch = self._asked.pop(ticket, ([], 0))
         self._desk.timers.cancel(("reserve", ticket))
         counters = self._desk.counters
         if reserved is None:
             counters.save_unanswered += len(batch)
-            self._missed = self._missed or bool(batch)
+            if batch:
+                self._miss(now)
             return
         slots, generations = unpack_u32(reserved.slots), unpack_u64(reserved.generations)
         offsets = unpack_u64(reserved.offsets)
@@ -155,13 +162,14 @@ class Saver:
         self._commit(now)
         return True
 
-    def committed(self, ticket: int, committed: Committed | None) -> None:
+    def committed(self, now: float, ticket: int, committed: Committed | None) -> None:
         """Answer to a Commit. Without one the block counts as unsaved; the next store is offered it again."""
         grants = self._committing.pop(ticket, [])
         self._desk.timers.cancel(("commit", ticket))
         if committed is None:
             self._desk.counters.save_unanswered += len(grants)
-            self._missed = self._missed or bool(grants)
+            if grants:
+                self._miss(now)
             self._give_back(grants)  # no effect on those that the Commit did reach
             return
         refused = list[Grant]()
@@ -175,12 +183,15 @@ class Saver:
                 refused.append(grant)
         self._give_back(refused)
 
-    def expire(self, kind: str, ticket: int) -> None:
-        """A timer of kind reserve or commit."""
+    def expire(self, now: float, kind: str, ticket: int) -> None:
+        """A timer of kind reserve, commit or retry."""
         if kind == "reserve":
-            self.reserved(ticket, None)
-        else:
-            self.committed(ticket, None)
+            self.reserved(now, ticket, None)
+        elif kind == "commit":
+            self.committed(now, ticket, None)
+        elif self._desk.store is not None:
+            self._desk.counters.save_retries += 1
+            self._offer_all()
 
     # --- losses and returns -------------------------------------------------------------------------------------
 
@@ -200,6 +211,7 @@ class Saver:
         self._asked.clear()
         self._committing.clear()
         self._offers.clear()
+        self._desk.timers.cancel(RETRY)
 
     def store_up(self, now: float, kept: bytes, incarnation: int, *, same_arena: bool) -> None:
         """A store serves us: grants that it kept go on, the others are void; all unsaved blocks are offered."""
@@ -295,9 +307,20 @@ class Saver:
             self._desk.timers.set(("commit", ticket), now + seconds)
         self._copied = []
 
+    def _miss(self, now: float) -> None:
+        """The store did not answer: what it was to save is offered again later."""
+        self._missed += 1
+        again = self._desk.settings.store_s * 2 ** min(self._missed - 1, 16)
+        self._desk.timers.set(RETRY, now + min(again, RETRY_MOST_S))
+
     def _sweep(self) -> None:
+        """The store answers: nothing is missed any more."""
+        self._missed = 0
+        self._desk.timers.cancel(RETRY)
+        self._offer_all()
+
+    def _offer_all(self) -> None:
         """Offers every unsaved block of the tree that is not on its way."""
-        self._missed = False
         if self.kv is None:
             return
         busy = {offer.cached.identity for batch, _ in self._asked.values() for offer in batch}

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from shared.config import Config
 
 Policy = Literal["fcfs", "lpm"]
+Prefetch = Literal["timeout"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Settings:
     """
 
     policy: Policy = "fcfs"
+    prefetch: Prefetch = "timeout"
     step_tokens: int = 512
     max_running: int = 64
     max_waiting: int = 4096
@@ -43,6 +45,8 @@ class Settings:
             raise ValueError(f"scheduler.policy is {self.policy!r}; known are {', '.join(get_args(Policy))}")
         if self.user_requests < 1:
             raise ValueError(f"front.user_requests is {self.user_requests}; at least 1 is needed")
+        if self.prefetch not in get_args(Prefetch):
+            raise ValueError(f"scheduler.prefetch is {self.prefetch!r}; known so far: {', '.join(get_args(Prefetch))}")
         for name in ("step_tokens", "max_running", "max_waiting", "max_retained"):
             if getattr(self, name) < 1:
                 raise ValueError(f"scheduler.{name} is {getattr(self, name)}; at least 1 is needed")
@@ -53,6 +57,7 @@ class Settings:
         options = config.scheduler
         return cls(
             policy=options.policy,  # type: ignore[arg-type]  # checked above
+            prefetch=options.prefetch,  # type: ignore[arg-type]  # checked above
             step_tokens=options.step_tokens,
             max_running=options.max_running,
             max_waiting=options.max_waiting,

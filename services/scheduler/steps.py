@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from services.scheduler.batch import Batch, decodes_first
 from services.scheduler.desk import Desk
 from services.scheduler.events import Advanced
+from services.scheduler.limits import MOST_LOAD_LOSSES
 from services.scheduler.policy import WaitingQueue
 from services.scheduler.records import Admit, Step, StepRow
 from services.scheduler.request import Request
@@ -157,6 +158,10 @@ class Steps:
             if loader.breaker.may_probe(now):
                 loader.probe(now, self._home.names(request, 1)[0])
             return False
+        if request.load_losses >= MOST_LOAD_LOSSES:
+            return False
+        if any(other.losses for other in self._home.running.values()):
+            return True  # one suspect at a time: a load that kills must not be taken for their step
         if loader.active >= self._desk.settings.max_loads or not self._home.fits(request):
             return True
         request.lookups_left -= 1

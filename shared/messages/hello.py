@@ -1,4 +1,8 @@
-"""Messages of the actor contract itself: hello, heartbeat, failure, status."""
+"""Messages of the actor contract itself: hello, heartbeat, failure, status.
+
+Hello and Refused are what two versions of the code say to each other before either knows the other's: they keep their
+shape for ever (a field may be added to neither), whatever PROTOCOL becomes.
+"""
 
 from typing import Any
 
@@ -28,6 +32,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 class Refused(Message, frozen=True, kw_only=True):
     """Answer to a hello that is not accepted; the connection carries nothing else."""
 
+    protocol: int = PROTOCOL
     reason: str
 
 
@@ -55,7 +60,10 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Snapshot(Message, frozen=True, kw_only=True):
-    """What a service says about itself. `data` holds plain values only; keys are documented per service."""
+    """What a service says about itself. `data` holds plain values only; keys are documented per service.
+
+    `protocol`, `state`: what it was built for, see `shared/versions.py`.
+    """
 
     role: str
     engine: str
@@ -63,4 +71,6 @@ class Snapshot(Message, frozen=True, kw_only=True):
     pid: int
     uptime_s: float
     ready: bool
+    protocol: int = 0
+    state: int = 0
     data: dict[str, Any]

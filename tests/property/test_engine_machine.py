@@ -114,7 +114,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.outstanding())
     @rule(
-        what=st.sampled_from(["plan", "copy", "copy", "copy early", "bad copy", "answer", "fail", "lose", "stage"]),
+        what=st.sampled_from(
+            ["plan", "copy", "copy", "copy early", "bad copy", "answer", "fail", "lose", "lose reply", "stage"]
+        ),
         index=st.integers(0, 1000),
         how=st.booleans(),
     )
@@ -127,28 +129,42 @@ class EngineMachine(RuleBasedStateMachine):
             world.finish_transfer(index % len(world.transfers), ok=what == "copy")
         elif what == "copy early" and world.transfers:
             world.copy_early(index % len(world.transfers))
-        elif what in ("answer", "fail") and world.asks:
+        elif what in ("answer", "fail") and world.asks and not world.stopped:
             world.answer_ask(index % len(world.asks), failed=what == "fail")
         elif what == "lose" and world.asks:
             world.lose_ask(index % len(world.asks))
-        elif what == "stage" and world.store.staging:
+        elif what == "lose reply" and world.asks and not world.stopped:
+            world.lose_reply(index % len(world.asks))
+        elif what == "stage" and world.store.staging and not world.stopped:
             world.stage(fail=how)
 
     @precondition(lambda self: self.world.sent)
-    @rule(how=st.sampled_from(["", "spill", "spill", "corrupt", "lose", "mute"]), index=st.integers(0, 1000))
+    @rule(
+        how=st.sampled_from(["", "spill", "spill", "corrupt", "lose", "mute", "stop", "stall"]),
+        index=st.integers(0, 1000),
+    )
     def empty_the_pool(self, how, index) -> None:
         """What is cached can only come back from the store."""
         for _ in range(30):
             self.world.turn()
         if how == "mute":
             self.world.mute = True
+        elif how == "stall":
+            self.world.store.spill()
+            self.world.stalled = True
+        elif how == "stop":
+            if self.world.store_up:
+                self.world.stop_store()
         elif how:
             getattr(self.world.store, how)(*([index] if how != "spill" else []))
         self.world.start_worker()
 
     @rule(
         what=st.sampled_from(
-            ["kill worker", "kill store", "kill scheduler", "clear", "spill", "lose", "corrupt", "mute", "speak"]
+            [
+                *("kill worker", "kill store", "kill scheduler", "clear", "spill", "lose", "corrupt"),
+                *("mute", "speak", "stop", "continue", "stall", "deliver"),
+            ]
         ),
         index=st.integers(0, 1000),
         how=st.booleans(),
@@ -174,13 +190,21 @@ class EngineMachine(RuleBasedStateMachine):
             world.store.corrupt(index)
         elif what in ("mute", "speak"):
             world.mute = what == "mute"
+        elif what in ("stall", "deliver"):
+            world.stalled = what == "stall"
+        elif what == "stop" and world.store_up:
+            world.stop_store()
+        elif what == "continue" and world.stopped:
+            world.continue_store()
 
     @precondition(
-        lambda self: self.world.mute or self.world.clearing or not (self.world.worker and self.world.store_up)
+        lambda self: not self.world.delivers or self.world.clearing or not (self.world.worker and self.world.store_up)
     )
     @rule()
     def repair(self) -> None:
-        self.world.mute = False
+        self.world.mute = self.world.stalled = False
+        if self.world.stopped:
+            self.world.continue_store()
         if self.world.clearing:
             self.world.end_clear()
         if self.world.worker is None:
@@ -206,7 +230,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         if self.world.worker is None:
             self.world.start_worker()
-        self.world.settle()
+        self.world.settle()  # whatever the store does or does not do, every request ends
+        if not self.world.delivers:
+            self.repair()  # what it does late is given back
+            self.world.settle()
 
 
 TestEngineMachine = EngineMachine.TestCase

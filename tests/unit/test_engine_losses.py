@@ -1,7 +1,7 @@
 """A request that kills every worker ends alone; who was only beside it, or gets further each time, goes on."""
 
 from services.scheduler.settings import Settings
-from tests.engine_kit import counter, words
+from tests.engine_kit import by_tier, cached_tokens, counter, stored, warm, words
 from tests.scheduler_world import World
 
 SMALL = Settings(step_tokens=16)
@@ -89,3 +89,66 @@ def test_requests_that_get_further_in_each_life_of_the_worker_never_end_by_its_d
     for id in ids:
         assert len(world.sent[id].tokens) == 20
     assert counter(world, "finished_error") == 0
+
+
+def die_in_load(world: World) -> None:
+    """Turns until a load is being copied, and kills the worker in it."""
+    while not any(not transfer.save for transfer, _ in world.transfers):
+        assert world.turn()
+    world.kill_worker()
+    world.start_worker()
+
+
+def test_a_load_in_which_the_worker_dies_twice_is_given_up_and_its_blocks_are_not_read_again() -> None:
+    world = stored()
+    prompt = warm(world)
+    id = world.submit(prompt, 3)
+    die_in_load(world)
+    assert counter(world, "loads_lethal") == 0
+    die_in_load(world)
+    assert counter(world, "loads_lethal") == 1
+    assert not world.store.host  # what was copied is quarantined
+    world.settle()
+    assert cached_tokens(world, id) == 0
+    world.start_worker()
+    again = world.submit(prompt, 3)
+    world.settle()
+    assert by_tier(world, again)["host"] == 32  # saved anew
+
+
+def test_who_runs_beside_a_load_that_kills_the_worker_is_not_blamed_for_it() -> None:
+    world = stored(max_loads=1)
+    prompts = [warm(world, salt=salt) for salt in range(3)]
+    beside = world.submit(words(9, 77), 30, no_read=True)
+    assert world.plan is not None
+    for prompt in prompts:
+        world.submit(prompt, 2)
+    deaths = 0
+    while world.live():
+        if any(not transfer.save for transfer, _ in world.transfers):
+            world.kill_worker()
+            world.start_worker()
+            deaths += 1
+        elif world.asks:
+            world.answer_ask()  # before the step that is out
+        else:
+            assert world.turn()
+    assert deaths == 6
+    assert len(world.sent[beside].tokens) == 30
+    assert counter(world, "finished_error") == 0
+    world.settle()
+
+
+def test_a_load_that_ends_well_forgets_the_death_before_it() -> None:
+    world = stored()
+    prompt = warm(world)
+    id = world.submit(prompt, 3)
+    die_in_load(world)
+    while not world.sent[id].tokens:
+        assert world.turn()
+    world.kill_worker()
+    world.start_worker()
+    die_in_load(world)
+    assert counter(world, "loads_lethal") == 0
+    world.settle()
+    assert by_tier(world, id)["host"] == 32

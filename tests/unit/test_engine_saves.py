@@ -216,3 +216,35 @@ def test_a_dead_worker_abandons_half_made_copies_only(copied: bool) -> None:
     world.settle()
     assert counter(world, "save_abandoned") == (0 if copied else 8)
     assert len(world.store.host) == (8 if copied else 0)
+
+
+def test_an_idle_engine_offers_again_by_itself_what_the_store_did_not_answer() -> None:
+    world = World(Settings(step_tokens=64, store_s=5.0), blocks=40, block_tokens=4, store=True)
+    world.mute = True
+    world.submit(words(33), 1)
+    while world.live():
+        world.advance(0.05)
+        world.turn()
+    assert world.engine.idle
+    while world.asks:  # the store loses every question
+        world.lose_ask()
+    gaps = []
+    for _ in range(4):
+        begun = world.now
+        while not world.asks:
+            at = world.engine.next_deadline()
+            assert at is not None
+            world.advance(max(0.0, at - world.now))
+        gaps.append(round(world.now - begun))
+        while world.asks:
+            world.lose_ask()
+    assert gaps[1:] == [15, 25, 45]  # 5 s until it counts as lost, and ever longer until it is offered again
+    world.mute = False
+    world.settle()
+    while not counter(world, "save_committed"):
+        at = world.engine.next_deadline()
+        assert at is not None
+        world.advance(at - world.now)
+        world.settle()
+    assert len(world.store.host) == 8
+    assert counter(world, "save_retries") == 5
