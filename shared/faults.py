@@ -1,7 +1,8 @@
 """Fault hooks: named steps at which a test makes a service wait, fail or die. Nothing happens unless configured.
 
 `faults.hooks` maps a step's name to an action: `exit` (die at once, like kill -9), `exit:N` (at the N-th passing),
-`fail` (raise FaultInjected), `fail:N` (at the N-th passing only), `delay:SECONDS` (block this thread).
+`fail` (raise FaultInjected), `fail:N` (at the N-th passing only), `delay:SECONDS` (block this thread), `hang:N` (block
+it for ever, at the N-th passing).
 Steps that exist are listed in STEPS; an unknown name is a configuration error, so that no test waits for nothing.
 """
 
@@ -38,7 +39,12 @@ STEPS = frozenset(
 
 
 _COUNT = re.compile("[0-9]{0,9}")
-_NUMBER = {"exit": _COUNT, "fail": _COUNT, "delay": re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")}
+_NUMBER = {
+    "exit": _COUNT,
+    "fail": _COUNT,
+    "hang": re.compile("[1-9][0-9]{0,8}"),
+    "delay": re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?"),
+}
 
 
 class FaultInjected(OSError):
@@ -57,8 +63,8 @@ class Faults:
             if name not in STEPS:
                 raise ConfigError(f"unknown fault hook {name!r}; known are {', '.join(sorted(STEPS))}")
             verb, _, number = action.partition(":")
-            if verb not in ("exit", "fail", "delay") or not _NUMBER[verb].fullmatch(number):
-                raise ConfigError(f"fault hook {name}: {action!r} is none of exit[:N], fail[:N], delay:SECONDS")
+            if verb not in _NUMBER or not _NUMBER[verb].fullmatch(number):
+                raise ConfigError(f"fault hook {name}: {action!r} is none of exit[:N], fail[:N], delay:SECONDS, hang:N")
             self._actions[name] = (verb, float(number or 0))
 
     @property
@@ -77,6 +83,8 @@ class Faults:
             time.sleep(number)
         elif number and count != number:
             return
+        elif verb == "hang":
+            threading.Event().wait()
         elif verb == "exit":
             os.kill(os.getpid(), signal.SIGKILL)
         else:

@@ -1,5 +1,17 @@
 """Whether it is worth waiting for the store: after three timeouts in a row nobody waits, until it answers again."""
 
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class BreakerStatistics:
+    """`strikes`: timeouts in a row; `opened`: how often it opened since the start."""
+
+    state: Literal["closed", "probation", "open"]
+    strikes: int
+    opened: int
+
 
 class Breaker:
     """Closed: requests wait for the store. Open: none does; now and then a probe asks without waiting.
@@ -28,6 +40,12 @@ class Breaker:
     def open(self) -> bool:
         """Whether nobody should wait."""
         return self._strikes >= self.LIMIT
+
+    def statistics(self) -> BreakerStatistics:
+        """As status shows it; on probation the next timeout opens it."""
+        probation = self._strikes == self.LIMIT - 1
+        state: Literal["closed", "probation", "open"] = "open" if self.open else "probation" if probation else "closed"
+        return BreakerStatistics(state, self._strikes, self.opened)
 
     def struck(self, now: float) -> None:
         """A lookup or a load timed out."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 
+from services.scheduler.breaker import BreakerStatistics
 from services.scheduler.kv.manager import KVStatistics
 
 
@@ -96,6 +97,8 @@ class EngineStatistics:
     saving: int
     epoch: int
     store: bool
-    breaker_open: bool
+    breaker: BreakerStatistics
+    load_block_s: float
+    """Measured seconds that a block takes from disk to arena; 0: unknown."""
     kv: KVStatistics | None
     counters: dict[str, int]

@@ -277,7 +277,8 @@ class Engine(Events):
             saving=home.saver.active,
             epoch=self._desk.epoch,
             store=self._desk.store is not None,
-            breaker_open=home.loader.breaker.open,
+            breaker=home.loader.breaker.statistics(),
+            load_block_s=home.loader.block_s,
             kv=home.kv.statistics() if home.kv else None,
             counters=self._desk.counters.as_dict(),
         )

@@ -80,7 +80,7 @@ class Loader:
         self._leased: dict[int, Load] = {}
         self._copying: dict[int, tuple[Load, int, list[int]]] = {}
         self._probe = 0
-        self._block_s = 0.0
+        self.block_s = 0.0
         """Measured seconds that a block takes from disk to arena, smoothed; 0: unknown."""
 
     @property
@@ -340,14 +340,14 @@ class Loader:
             self.breaker.passed()
             if on_disk:
                 block_s = max(0.0, load.arrived_at - load.found_at) / on_disk
-                self._block_s = block_s if not self._block_s else 0.7 * self._block_s + 0.3 * block_s
+                self.block_s = block_s if not self.block_s else 0.7 * self.block_s + 0.3 * block_s
         self._desk.counters.loaded_blocks += load.verified
         self._ended(now, load)
 
     def _patience(self, missing: int) -> float:
         """Seconds that blocks still on disk are waited for: by the measured rate, generously, but capped."""
         cap = self._desk.settings.load_s
-        return min(cap, 0.05 + 4 * self._block_s * missing) if self._block_s else cap
+        return min(cap, 0.05 + 4 * self.block_s * missing) if self.block_s else cap
 
     def _strike(self, now: float) -> None:
         self.breaker.struck(now)

@@ -3,16 +3,25 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from services.scheduler.breaker import BreakerStatistics
+
 if TYPE_CHECKING:
     from services.scheduler.actor import Scheduler
 
 TIERS = ("device", "host", "disk")
 
 
+def _store_note(breaker: BreakerStatistics) -> str:
+    if breaker.state != "open":
+        return ""
+    return f"the store did not answer in time {breaker.strikes} times in a row: nobody waits for it until it does"
+
+
 def picture(shell: "Scheduler") -> dict[str, Any]:
-    """Keys: `worker_ready`, `store_open`, `model`, `block_tokens` (also the shortest prefix that can be shared),
-    `requests` (waiting, running, loading, retained, ...), `pool` (blocks: total, free, cached, locked, ...), `hits`
-    (prompt tokens, of them from each tier, their share), `journal`, `ledger`, `feed`, `counters`; `note` in trouble.
+    """Keys: `worker_ready`, `store_open`, `store` (breaker, timeouts in a row, measured rate), `model`, `block_tokens`
+    (also the shortest prefix that can be shared), `requests` (waiting, running, loading, retained, ...), `pool`
+    (blocks: total, free, cached, locked, ...), `hits` (prompt tokens, of them from each tier, their share), `journal`,
+    `ledger`, `feed`, `counters`; `note` in trouble.
     """
     now = shell.core.statistics()
     counters, facts = now.counters, shell.worker.facts
@@ -20,10 +29,14 @@ def picture(shell: "Scheduler") -> dict[str, Any]:
     prompt = counters["prompt_tokens"]
     queues = ("waiting", "running", "loading", "leaving", "retained", "in_flight", "saving")
     return {
-        "note": shell.durable.reason or shell.durable.ledger.reason,
+        "note": shell.durable.reason or shell.durable.ledger.reason or _store_note(now.breaker),
         "worker_ready": shell.worker.ready,
         "store_open": shell.store.opened,
-        "breaker_open": now.breaker_open,
+        "store": {
+            "breaker": now.breaker.state,
+            "timeouts_in_a_row": now.breaker.strikes,
+            "load_block_s": round(now.load_block_s, 6),
+        },
         "model": shell.worker.model,
         "block_tokens": facts.block_tokens if facts else 0,
         "epoch": now.epoch,

@@ -2,11 +2,13 @@
 
     scheduler comes (any incarnation) ─► WorkerReady ─► Quiesce(epoch) ─► Idle(epoch) ─► Plan, Transfer ...
     scheduler goes                    ─► its epoch is forgotten: what is queued is dropped, a copy stops between blocks
+    a step or a copy never returns    ─► the process ends itself: its exit is a proof, the supervisor starts the next
 
 Between WorkerReady and Idle the pool belongs to nobody; after Idle(epoch) to the scheduler of that epoch, whose tree
 starts empty. Nothing of an older epoch can touch the pool then, because Idle waits for both lanes.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -22,6 +24,7 @@ from services.worker.runner import Runner
 from services.worker.steps import Steps
 from services.worker.toy_runner import ToyRunner
 from services.worker.transfer import Transfers
+from services.worker.watchdog import Watchdog
 from shared.actor import Actor, on
 from shared.config import Config
 from shared.messages import Head, Message
@@ -35,6 +38,9 @@ MAX_PLANS = 2
 MAX_TRANSFERS = 1024
 PREFAULT_BYTES = 4 << 20
 """Per turn of the copy lane, so that a transfer waits for few milliseconds; no turn is taken beside other work."""
+HUNG = 70
+"""Exit code of a worker whose lane never came back."""
+WATCH_S = 0.5
 IDLE_S = 0.25
 """Nothing has been wanted for this long: then the pool may be touched."""
 SCHEDULER = frozenset({"scheduler"})
@@ -53,6 +59,8 @@ class Worker(Actor):
         self._runner: Runner | None = None
         self._plans = self._transfers_queued = 0
         self._worked = 0.0
+        self._step_watch = Watchdog("step", config.supervise.step_s)
+        self._copy_watch = Watchdog("copies", config.supervise.step_s)
         self.dial("scheduler")
 
     async def start(self) -> None:
@@ -69,6 +77,7 @@ class Worker(Actor):
             self._stop_lanes()
             raise
         self._loading = ("ready", 1.0)
+        self.nursery.start_soon(self._watch)
         if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory unused
             self.nursery.start_soon(self._prefault)
 
@@ -85,6 +94,16 @@ class Worker(Actor):
 
     def _progress(self, what: str, share: float) -> None:
         self._loading = (what, share)  # called in the compute thread; one assignment is atomic
+
+    async def _watch(self) -> None:
+        """Ends the process when a lane does not come back: nobody else can tell a long step from a hung one."""
+        pause = min(WATCH_S, max(self.config.supervise.step_s, 0.1) / 4)
+        while True:
+            await trio.sleep(pause)
+            hung = self._step_watch.tick(pause) or self._copy_watch.tick(pause)
+            if hung is not None:
+                self.log.error("hung", **asdict(hung), hint="this worker ends, its supervisor starts the next")
+                os._exit(HUNG)
 
     async def _prefault(self) -> None:
         """Touches the pool bit by bit while nobody wants anything: first touch runs at a tenth of a copy's rate.
@@ -141,7 +160,9 @@ class Worker(Actor):
             self._plans -= 1
             self._finished(peer, head, message.epoch, result)
 
-        self._compute.submit(partial(self._steps.execute, message, self._wanted(message.epoch)), done)
+        tokens = sum(len(row.ids) // 4 for row in message.rows)
+        step = partial(self._steps.execute, message, self._wanted(message.epoch))
+        self._compute.submit(self._step_watch.around(tokens, step), done)
 
     @on(Transfer, roles=SCHEDULER)
     def transfer(self, peer: Peer, message: Transfer, head: Head) -> None:
@@ -163,7 +184,8 @@ class Worker(Actor):
             self._transfers_queued -= 1
             self._finished(peer, head, message.epoch, result)
 
-        self._copy.submit(partial(self._transfers.execute, message, self._wanted(message.epoch)), done)
+        copies = partial(self._transfers.execute, message, self._wanted(message.epoch))
+        self._copy.submit(self._copy_watch.around(len(message.copies), copies), done)
 
     def _finished(self, peer: Peer, head: Head, epoch: int, result: outcome.Outcome[Any]) -> None:
         message = result.unwrap()
@@ -184,8 +206,9 @@ class Worker(Actor):
         """While the model loads: `note`, `loading` (what is being done), `loaded` (its share, 0 to 1).
 
         Then also `model`, `architecture`, `backend`, `numerics`, `max_context`, `block_tokens`, `kv_dtype`, `limits`;
-        `epoch` (null between schedulers), `plans` (queued or running); `pool` (blocks, block_bytes, prefaulted bytes),
-        `steps` and `transfers` (totals since start, see StepStatistics and TransferStatistics).
+        `epoch` (null between schedulers), `plans` (queued or running), `hung_after_s` (of a step of one token, of
+        one copy), `pool` (blocks, block_bytes, prefaulted bytes), `steps` and `transfers` (totals since start, see
+        StepStatistics and TransferStatistics).
         """
         what, share = self._loading
         if self._runner is None or not self.ready:
@@ -205,6 +228,7 @@ class Worker(Actor):
             "limits": ready.limits,
             "epoch": self._epoch,
             "plans": self._plans,
+            "hung_after_s": {"step": self._step_watch.limit_s(1), "copies": self._copy_watch.limit_s(1)},
             "pool": asdict(self._pool.statistics()),
             "steps": asdict(self._steps.statistics()),
             "transfers": asdict(self._transfers.statistics()),

@@ -171,7 +171,7 @@ def test_three_timeouts_open_the_breaker_and_an_answered_probe_closes_it() -> No
         world.advance(0.05)
         while world.live():
             world.turn()
-    assert world.engine.statistics().breaker_open
+    assert world.engine.statistics().breaker.state == "open"
     world.asks.clear()
     quick = world.submit(prompts[3], 1)
     assert world.plan is not None  # nobody waits
@@ -185,7 +185,7 @@ def test_three_timeouts_open_the_breaker_and_an_answered_probe_closes_it() -> No
     assert len(probes) == 1
     world.mute = False
     world.answer_ask(probes[0])
-    assert not world.engine.statistics().breaker_open
+    assert world.engine.statistics().breaker.state != "open"
     world.settle()
     assert cached_tokens(world, quick) == 0
     world.submit(prompts[5], 1)
@@ -201,10 +201,10 @@ def test_a_new_store_closes_the_breaker() -> None:
         world.advance(0.05)
         while world.live():
             world.turn()
-    assert world.engine.statistics().breaker_open
+    assert world.engine.statistics().breaker.state == "open"
     world.kill_store()
     world.start_store()
-    assert not world.engine.statistics().breaker_open
+    assert world.engine.statistics().breaker.state != "open"
 
 
 def test_without_a_store_nobody_waits() -> None:
