@@ -4,7 +4,6 @@ Never wrong bytes, whatever happens. Nothing that was saved is missing unless it
 that lost it. Nothing that was cleared comes back.
 """
 
-import os
 import random
 import shutil
 import tempfile
@@ -17,12 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.store.disk.errors import DiskTierError, IndexDamaged
 from services.store.disk.tier import DiskTier
 from tests.disk_kit import LENGTH, NO_PARENT, SLOT, block, fetch, name, open_tier, payload_of
-from tests.durable_io import DurableIO
+from tests.durable_io import FAST, DurableIO
 
 ROOTS = [b"a" * 32, b"b" * 32]
 CAPACITY = 40 * SLOT
-FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""LMDB's own syncs are real; on a disk they would be most of this test's time."""
 
 
 class DiskTierMachine(RuleBasedStateMachine):

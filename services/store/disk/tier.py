@@ -347,11 +347,14 @@ class DiskTier:
     def statistics(self) -> DiskStatistics:
         """No IO."""
         blocks, size = self._files.used()
-        counters = dict(self._counters + self._files.counters)
+        counters = Counter(dict(self._counters))  # copied in one step: other threads count meanwhile
+        counters.update(dict(self._files.counters))
         state = "damaged" if self._troubles.damaged else self._recovery.state
         unclaimed = self._files.unclaimed() if state != "ready" else 0
         troubles = self._troubles.all()
-        return DiskStatistics(state, self.reason, blocks, size, unclaimed, self._files.capacity, counters, troubles)
+        return DiskStatistics(
+            state, self.reason, blocks, size, unclaimed, self._files.capacity, dict(counters), troubles
+        )
 
     def taken_bytes(self) -> int:
         """What the tier takes of the file system, index included."""
