@@ -30,7 +30,7 @@ WEATHERS = ("calm", "slow_disk", "calm", "failing_disk", "retraction", "slow_loa
 PAUSE_EVERY = 6
 """Kills between two pauses."""
 HANG_SHARE = 1 / 6
-LONGEST_WAIT_S = 0.8
+LONGEST_WAIT_S = 0.5
 
 
 @dataclass(frozen=True)
