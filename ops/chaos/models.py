@@ -20,6 +20,26 @@ SEED = 7
 Draw = Callable[[int, int], list[int]]
 """(seed, tokens) -> ids of a text that no other seed has."""
 
+BRITTLE = {
+    "journal_before_accept": 17,
+    "journal_after_accept": 29,
+    "scheduler_after_step": 230,
+    "worker_in_save": 61,
+    "worker_in_load": 130,
+    "store_after_granted": 31,
+    "store_after_commit_arrives": 23,
+    "store_before_data": 19,
+    "store_after_data": 17,
+    "store_commit_index": 13,
+    "store_after_index": 11,
+    "tokenizer_before_submit": 27,
+    "tokenizer_after_journaled": 21,
+    "detokenizer_in_progress": 170,
+}
+"""Steps that each life passes so many times less one, and dies: late enough that every request gets on meanwhile (a
+long prompt loads 60 blocks, and three lives of a worker without progress end it).
+"""
+
 COMMON = {
     "PERDURE_SCHEDULER__GRACE_S": "30",
     "PERDURE_SUPERVISE__MAX_FAILURES": "4",
@@ -61,6 +81,8 @@ class Subject:
                 hooks |= {"store_before_data": "fail:9", "store_after_index": "fail:4", "store_in_load": "fail:3"}
             case "broken_disk":
                 hooks |= {"store_before_data": "fail", "store_in_load": "fail"}
+            case "brittle":
+                hooks |= {name: f"exit:{count}" for name, count in BRITTLE.items()}
             case "retraction":
                 found["PERDURE_FAULTS__RETRACT_EVERY"] = "7"
             case "small_steps":

@@ -25,7 +25,7 @@ HONCHO = "honcho"
 SUPERVISOR = "supervisor:"
 PAIRS = tuple(combinations(SERVICES, 2))
 EVERYTHING = (HONCHO, *(SUPERVISOR + service for service in SERVICES), *SERVICES)
-WEATHERS = ("calm", "slow_disk", "calm", "failing_disk", "retraction", "slow_load", "broken_disk", "small_steps")
+WEATHERS = ("calm", "slow_disk", "brittle", "failing_disk", "retraction", "slow_load", "broken_disk", "small_steps")
 """Fault hooks that the stack is started with when a strike has ended it; `models.py` says what they are."""
 PAUSE_EVERY = 6
 """Kills between two pauses."""
