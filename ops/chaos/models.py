@@ -111,7 +111,7 @@ def toy() -> Subject:
     """Integers: every token depends on every byte of KV before it."""
     settings = {"PERDURE_MODEL__SOURCE": f"toy:{SEED}"} | _tiers(1, "4 MiB", "16 MiB", (160, 220, 700))
     return Subject(
-        "toy", settings, _numbers, families=24, prefix=96, tokens=60, long=700, hang_s=2.0, patience_s=90.0,
+        "toy", settings, _numbers, families=24, prefix=96, tokens=60, long=700, hang_s=2.5, patience_s=300.0,
         customers=6, step_delay_s=0.004, tmpfs_bytes=2 << 20, strict=True,
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def tiny(folder: Path) -> Subject:
         "PERDURE_KV__BLOCK_TOKENS": "16",
     } | _tiers(16, "16 MiB", "64 MiB", (160, 220, 700))
     return Subject(
-        "tiny", settings, _numbers, families=8, prefix=96, tokens=40, long=400, hang_s=4.0, patience_s=120.0,
+        "tiny", settings, _numbers, families=8, prefix=96, tokens=40, long=400, hang_s=4.0, patience_s=300.0,
         customers=5, step_delay_s=0.003, tmpfs_bytes=8 << 20,
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def smollm2(source: str) -> Subject:
 
     settings = {"PERDURE_MODEL__SOURCE": source} | _tiers(256, "256 MiB", "512 MiB", (96, 128, 256))
     return Subject(
-        "smollm2", settings, draw, families=4, prefix=160, tokens=24, long=600, hang_s=10.0, patience_s=300.0,
+        "smollm2", settings, draw, families=4, prefix=160, tokens=24, long=600, hang_s=10.0, patience_s=600.0,
         customers=4, step_delay_s=0.0, tmpfs_bytes=128 << 20,
     )  # fmt: skip
 
