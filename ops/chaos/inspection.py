@@ -24,6 +24,13 @@ SLACK_BYTES = 64 << 20
 SETTLE_S = 60.0
 ORDERED = frozenset({0, 75, -signal.SIGKILL, -signal.SIGTERM})
 """Exit codes of ordered ends; 75: the supervisor was gone, and the service did not drain within its grace."""
+_FAULT = re.compile(
+    r'Traceback \(most recent call last\)|"exception": |"why": "malformed"|'
+    r'"event": "(handler_failed|step_failed|catalogue_wrong|blocks_quarantined|cannot_start)"'
+)
+"""A checksum that does not match is no fault here: the store that held the lease may have been killed in mid-copy. One
+that a living store is told of, so that it puts the slot out of use, is.
+"""
 _CODE = re.compile(r'"code": (-?\d+), "planned": (?:true|false), "event": "exited"')
 PARTS = (".tmp", ".part")
 
@@ -126,15 +133,15 @@ class Inspection:
 
 
 def crashes(log: Path, start: int) -> tuple[list[str], int]:
-    """Deaths that nobody ordered: services that ended with a code of their own, and tracebacks. Their restart hides
-    them from every client. From byte `start` of the log on; also returns where the next look begins.
+    """What nobody ordered: services that ended with a code of their own, tracebacks, damaged blocks. Restarts and
+    recomputing hide them from every client. From byte `start` of the log on; also returns where the next look begins.
     """
     with log.open("rb") as file:
         file.seek(start)
         text = file.read().rpartition(b"\n")[0]
     lines = text.decode(errors="replace").splitlines()
     found = [line for line in lines if (code := _CODE.search(line)) is not None and int(code[1]) not in ORDERED]
-    found += [line for line in lines if "Traceback (most recent call last)" in line or '"exception": ' in line]
+    found += [line for line in lines if _FAULT.search(line) is not None]
     return found, start + len(text)
 
 

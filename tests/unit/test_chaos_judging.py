@@ -171,7 +171,11 @@ def test_a_death_that_nobody_ordered_is_found_once(tmp_path: Path) -> None:
         more.write(line % -11 + "12:00 worker.1 | Traceback (most recent call last):\n" + "half a l")
     found, read = crashes(log, read)
     assert len(found) == 2
-    assert crashes(log, read)[0] == []
+    found, read = crashes(log, read)
+    assert found == []
+    with log.open("a") as more:
+        more.write('{"event": "blocks_quarantined", "level": "warning"}\n{"event": "dropped", "why": "refused"}\n')
+    assert len(crashes(log, read)[0]) == 1
 
 
 def test_the_report_adds_campaigns_of_one_commit(tmp_path: Path) -> None:
