@@ -110,6 +110,11 @@ class Assault:
             kind = "whole stack" if strike.ends_stack else strike.way
             self.tally.recovery_s.setdefault(kind, []).append(time.monotonic() - begun)
 
+    async def kill_services(self) -> None:
+        """SIGKILL to all five, beyond the schedule; their supervisors start them again."""
+        self._signal(pids := await self._pids(SERVICES), signal.SIGKILL)
+        await self._exits(pids, END_S)
+
     # --- ways -----------------------------------------------------------------------------------------------------
 
     async def _hang(self, strike: Strike) -> None:

@@ -10,7 +10,7 @@ import trio
 from ops.admin import admin
 from ops.chaos.assault import Assault, Broken, Tally
 from ops.chaos.customers import Customers, Totals, Violation
-from ops.chaos.inspection import Inspection, crashes, ledger_gaps, wait_balanced
+from ops.chaos.inspection import Inspection, crashes, ledger_gaps, lives, wait_balanced
 from ops.chaos.mix import Item, Mix
 from ops.chaos.models import Oracle, Subject, catalogue
 from ops.chaos.schedule import Strike, schedule
@@ -20,10 +20,15 @@ from ops.doctor.report import Level
 from ops.doctor.running import Told, ask
 from ops.stack import Stack
 from shared.config import load_config
+from shared.messages.store import Clear, Cleared
 from shared.node import Node
+from shared.peers import DeadlinePassed, PeerGone, PeerSlow, RequestFailed
 
 CHECK_EVERY = 25
 """Strikes between two checkpoints; they last less than a request's result is kept."""
+CLEAR_EVERY = 3
+"""Checkpoints between two that clear the cache."""
+CLEAR_S = 60.0
 WARM_UP_S = 2.0
 
 
@@ -55,7 +60,7 @@ class Campaign:
             assault = Assault(self.stack, self.subject, node, self.say)
             self.tally = assault.tally
             mix = Mix(self.seed, items, long_items)
-            customers = Customers(self.stack.places, self.subject, oracle, mix, lambda: assault.tally.ways.total())
+            customers = Customers(self.stack.places, self.subject, oracle, mix, lives)
             self.violations, self.totals = customers.violations, customers.totals
             inspection = Inspection(self.stack, largest=self.largest)
             try:
@@ -95,7 +100,7 @@ class Campaign:
     ) -> None:
         customers.open()
         await trio.sleep(WARM_UP_S)  # some traffic before the first look, which is the measure for all others
-        await self._checkpoint(customers, inspection, node)
+        await self._checkpoint(customers, inspection, assault, node)
         strikes = schedule(self.seed, self.kills)
         for strike, following in zip(strikes, [*strikes[1:], None], strict=True):
             check = strike.number % CHECK_EVERY == 0 or following is None
@@ -103,17 +108,19 @@ class Campaign:
             over = bool(self.minutes) and time.monotonic() - begun > 60 * self.minutes
             if check or over or self.violations:
                 await assault.wait_serving()
-                await self._checkpoint(customers, inspection, node)
+                await self._checkpoint(customers, inspection, assault, node)
             if over or self.violations:
                 return
 
-    async def _checkpoint(self, customers: Customers, inspection: Inspection, node: Node) -> None:
+    async def _checkpoint(self, customers: Customers, inspection: Inspection, assault: Assault, node: Node) -> None:
         """All customers finish; then the books must balance, results must stay, and nothing may have grown."""
         await customers.close()
         self.checkpoints += 1
         if trouble := await wait_balanced(node):
             customers.violate("not conserved", trouble)
         await self._doctor(customers)
+        if self.checkpoints % CLEAR_EVERY == 0:
+            await self._clear(customers, assault, node)
         await customers.replay()
         if trouble := await ledger_gaps(self.stack.places.ledger, customers.accepted):
             customers.violate("ledger", trouble)
@@ -128,6 +135,29 @@ class Campaign:
         )
         if not self.violations:
             customers.open()
+
+    async def _clear(self, customers: Customers, assault: Assault, node: Node) -> None:
+        """Clears everything and kills all services behind the reply: what was cached must not come back.
+
+        A disk that takes nothing may refuse, and then promises nothing.
+        """
+        item = customers.mix.items[self.checkpoints % len(customers.mix.items)]
+        await customers.alone(item)
+        try:
+            peer = await node.dial("scheduler").wait_up()
+            await peer.ask(Clear(scope="all"), Cleared, deadline_s=CLEAR_S)
+        except RequestFailed as refused:
+            self.say(f"not cleared: {refused}")
+            return
+        except (PeerGone, PeerSlow, DeadlinePassed) as error:
+            customers.violate("not cleared", repr(error))
+            return
+        await assault.kill_services()
+        await assault.wait_serving()
+        cached = await customers.alone(item)
+        self.say(f"cleared, all services killed: {cached} tokens cached")
+        if cached:
+            customers.violate("cleared, and there again", f"{cached} of {len(item.ids)} tokens")
 
     async def _doctor(self, customers: Customers) -> None:
         """`perdure doctor`, every payload read; of a running stack, too."""

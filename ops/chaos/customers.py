@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ops.chaos.mix import Mix, Order
+from ops.chaos.mix import SALTS, Item, Mix, Order
 from ops.chaos.models import Oracle, Subject
 from ops.client import Client, RequestRejected, ServiceAway, Stream, connected, new_id
 from shared.messages.base import pack_u32, unpack_u32
@@ -48,8 +48,7 @@ class Record:
 
     order: Order
     id: str
-    begun: float
-    strikes: int
+    lives: int
     accepted: bool = False
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -75,9 +74,11 @@ class Totals:
 
 
 class Customers:
-    """Runs `subject.customers` of them while the gate is open. `strikes` tells how many blows have fallen so far."""
+    """Runs `subject.customers` of them while the gate is open. `lives` tells how often services have been started."""
 
-    def __init__(self, places: Places, subject: Subject, oracle: Oracle, mix: Mix, strikes: Callable[[], int]) -> None:
+    def __init__(
+        self, places: Places, subject: Subject, oracle: Oracle, mix: Mix, lives: Callable[[Places], int]
+    ) -> None:
         self.places = places
         self.subject = subject
         self.oracle = oracle
@@ -88,7 +89,7 @@ class Customers:
         """Ids of all accepted requests, for the ledger."""
         self.unseen: list[Record] = []
         """Judged, but not yet replayed."""
-        self._strikes = strikes
+        self._lives = lives
         self._gate = trio.Event()
         self._busy = 0
         self._idle = trio.Event()
@@ -134,6 +135,15 @@ class Customers:
                 self._busy -= 1
                 self._idle.set()
 
+    async def alone(self, item: Item) -> int | None:
+        """One plain request, judged like all others, while the gate is closed: its cached tokens, None if it failed."""
+        before = len(self.unseen)
+        async with connected(self.places, recovery_timeout_s=self.subject.patience_s) as client:
+            await self._serve(client, Order(0, "plain", item))
+        if len(self.unseen) == before or (finish := self.unseen[-1].finish) is None:
+            return None
+        return finish.usage.cached_tokens
+
     # --- one request ----------------------------------------------------------------------------------------------
 
     async def _serve(self, client: Client, order: Order) -> None:
@@ -147,7 +157,7 @@ class Customers:
             detached=order.detached,
             deadline_s=order.deadline_s,
         )
-        record = Record(order, request.id, trio.current_time(), self._strikes())
+        record = Record(order, request.id, self._lives(self.places))
         self.totals.requests[order.kind] += 1
         with trio.move_on_after(self.subject.patience_s) as patience:
             try:
@@ -232,8 +242,13 @@ class Customers:
         cached = usage.cached_tokens
         if cached != sum(usage.cached_by_tier.values()) or not 0 <= cached < max(usage.prompt_tokens, 1):
             self.violate("wrong usage", f"{record}: {usage}")
-        if order.no_read and cached and record.strikes == self._strikes():
-            self.violate("no_read was read", f"{record}: {usage}")
+        if cached and record.lives == self._lives(
+            self.places
+        ):  # else it may have met what it saved itself before a restart
+            if order.no_read:
+                self.violate("no_read was read", f"{record}: {usage}")
+            if order.salt is not None and order.salt not in SALTS:
+                self.violate("a salt was shared", f"{record}: {usage}")
         self.unseen.append(record)
 
     async def replay(self) -> None:

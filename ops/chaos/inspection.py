@@ -17,6 +17,7 @@ from ops.stack import Stack
 from services.scheduler.ledger_rows import read_ledger
 from shared.lock_files import holder
 from shared.node import Node
+from shared.paths import Places
 
 SLACK_FILES = 4
 """Connections that are being closed."""
@@ -33,6 +34,12 @@ that a living store is told of, so that it puts the slot out of use, is.
 """
 _CODE = re.compile(r'"code": (-?\d+), "planned": (?:true|false), "event": "exited"')
 PARTS = (".tmp", ".part")
+
+
+def lives(places: Places) -> int:
+    """How often services of this home have been started, by their incarnations."""
+    counters = [places.incarnations / service for service in SERVICES]
+    return sum(int(path.read_text()) for path in counters if path.exists())
 
 
 def processes(home: Path) -> list[int]:

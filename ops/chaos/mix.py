@@ -9,6 +9,7 @@ Kind = Literal["plain", "cancel", "detached", "deadline", "salt", "no_store", "n
 DECK: tuple[Kind, ...] = (*("plain",) * 7, "cancel", "cancel", "detached", "detached", "deadline")
 DECK += ("salt", "no_store", "no_read", "long")
 SALTS = ("north", "south")
+"""Salts that several requests name; every third one names a salt that no other names."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Mix:
             number=self.number,
             kind=kind,
             item=item,
-            salt=rng.choice(SALTS) if kind == "salt" else None,
+            salt=rng.choice((*SALTS, f"only {self.number}")) if kind == "salt" else None,
             no_store=kind == "no_store",
             no_read=kind == "no_read",
             detached=kind == "detached",

@@ -23,7 +23,7 @@ WANTED = list(Oracle(toy()).ids(ITEM))
 
 def customers(places: Places) -> Customers:
     subject = toy()
-    return Customers(places, subject, Oracle(subject), Mix(1, [ITEM], [ITEM]), lambda: 0)
+    return Customers(places, subject, Oracle(subject), Mix(1, [ITEM], [ITEM]), lambda places: 0)
 
 
 def record(
@@ -32,7 +32,7 @@ def record(
     ids = WANTED if ids is None else ids
     usage = Usage(len(ITEM.ids), len(ids), cached, {"device": cached, "host": 0, "disk": 0})
     finish = Finish(reason=reason, usage=usage, timing=Timing(0.0, 0.1, 0.2))
-    return Record(Order(1, kind, ITEM, **order), "ab" * 16, 0.0, 0, True, ids, toy_decode(ids), finish)
+    return Record(Order(1, kind, ITEM, **order), "ab" * 16, 0, True, ids, toy_decode(ids), finish)
 
 
 def judged(places: Places, one: Record) -> list[str]:
@@ -50,6 +50,7 @@ def judged(places: Places, one: Record) -> list[str]:
         record("cancel", cancel_after=4),
         record("deadline", [], "deadline", deadline_s=0.1),
         record("no_read", cached=0, no_read=True),
+        record("salt", salt="north"),
     ],
 )
 def test_a_right_answer_is_right(places: Places, right: Record) -> None:
@@ -68,6 +69,7 @@ def test_a_right_answer_is_right(places: Places, right: Record) -> None:
         (record("deadline", WANTED[:5], "cancelled"), "wrong end"),
         (record(cached=len(ITEM.ids)), "wrong usage"),
         (record("no_read", no_read=True), "no_read was read"),
+        (record("salt", salt="only 7"), "a salt was shared"),
     ],
 )
 def test_a_wrong_answer_is_a_violation(places: Places, wrong: Record, what: str) -> None:
