@@ -14,6 +14,7 @@ from services.scheduler.events import Advanced, Ask, Effect, Forgotten, Journal,
 from services.scheduler.kv.block_pool import FREE, REQUEST
 from services.scheduler.records import Accept, AnyRecord, Step
 from services.scheduler.settings import Settings
+from services.scheduler.target import Target
 from shared.messages.base import pack_u32, pack_u64, unpack_u32
 from shared.messages.engine import (
     CancelRequest,
@@ -290,7 +291,7 @@ class World:
 
     def begin_clear(self) -> None:
         self.clearing = True
-        self.call("clear", self.now, None)
+        self.call("clear", self.now, Target())
 
     def end_clear(self, *, answered: bool = True) -> None:
         """The store has cleared, or could not be asked."""

@@ -8,7 +8,7 @@ import trio
 from ops.admin import admin, reach
 from ops.cli.exits import FAULT, fail, plain_errors
 from shared.config import load_config
-from shared.messages.store import Clear, Cleared
+from shared.messages.store import ClearCache, Cleared
 from shared.paths import Lock, Places, Taken, default_home
 from shared.peers import DeadlinePassed, PeerGone, PeerSlow, ProtocolViolation, RequestFailed
 
@@ -59,6 +59,6 @@ async def _clear(places: Places) -> Cleared | str:
         if peer is None:
             return "the store of this home runs but does not answer; try again, or stop the stack first"
         try:
-            return await peer.ask(Clear(scope="all"), Cleared, deadline_s=CLEAR_S)
+            return await peer.ask(ClearCache(what="all"), Cleared, deadline_s=CLEAR_S)
         except (PeerGone, PeerSlow, DeadlinePassed, RequestFailed, ProtocolViolation) as error:
             return str(error)

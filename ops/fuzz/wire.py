@@ -11,7 +11,7 @@ from ops.fuzz.mutate import bent
 from ops.fuzz.target import Target, joined, parted, same
 from ops.fuzz.values import bent_value, sample
 from services.scheduler.wellformed import found_fault, reserved_fault, staged_fault, submit_fault
-from services.store.requests import chains, checksums_in, grants_in, root_of
+from services.store.requests import chains, checksums_in, grants_in, scope_of
 from services.tokenizer.validate import Limits, Refusal, check
 from shared.actor import Reject
 from shared.messages import MESSAGES, BadMessage, Head, Message, decode, encode
@@ -29,7 +29,7 @@ READERS: dict[type[Message], Callable[[Any], object]] = {
     Abandon: lambda m: grants_in(m.slots, m.generations),
     Lookup: lambda m: split_identities(m.identities),
     Release: lambda m: unpack_u32(m.bad),
-    Clear: root_of,
+    Clear: scope_of,
     Found: lambda m: found_fault(m, 3),
     Staged: staged_fault,
     Reserved: reserved_fault,

@@ -24,6 +24,7 @@ from services.scheduler.feed import Feed
 from services.scheduler.picture import picture
 from services.scheduler.settings import Settings
 from services.scheduler.store_link import StoreLink
+from services.scheduler.target import NoTarget, Target
 from services.scheduler.wellformed import submit_fault
 from services.scheduler.worker_link import WorkerLink
 from shared.actor import Actor, Reject, on
@@ -33,7 +34,7 @@ from shared.messages import Head, Message
 from shared.messages.admin import CheckIntegrity, Integrity
 from shared.messages.engine import CancelRequest, Journaled, Plan, Result, StopAt, Submit, Transferred, WorkerReady
 from shared.messages.front import Cancelled, Credit, Rejected
-from shared.messages.store import Clear, Cleared, Staged
+from shared.messages.store import Clear, ClearCache, Cleared, Staged
 from shared.paths import Places
 from shared.peers import Peer, PeerGone, PeerSlow
 
@@ -322,28 +323,36 @@ class Scheduler(Actor):
             return Integrity(complaint=str(error), idle_checks=self.idle_checks)
         return Integrity(idle_checks=self.idle_checks)
 
-    @on(Clear, roles=ADMIN)
-    async def _clear(self, peer: Peer, message: Clear) -> Cleared:
+    @on(ClearCache, roles=ADMIN)
+    async def _clear(self, peer: Peer, message: ClearCache) -> Cleared:
         """Device, host and disk tier, in this order, so that nothing old is saved again behind the clear."""
-        root = message.root if message.scope == "root" else None
-        dropped: list[int] = []
         done = trio.Event()
+        targets: list[Target] = []
+        refused: list[str] = []
+        dropped = 0
 
         def clear(now: float) -> None:
-            dropped.append(self.core.clear(now, root))
+            nonlocal dropped
+            try:
+                target = self.core.target(message)
+                dropped = self.core.clear(now, target)
+                targets.append(target)
+            except NoTarget as error:
+                refused.append(str(error))
             done.set()
 
         self.post(clear)
         await done.wait()
-        cleared = await self.store.clear(message)
-        self.post(lambda now: self.core.cleared(now, cleared.epoch if cleared else None))
-        if cleared is None:
-            raise Reject(
-                "overloaded", f"{dropped[0]} blocks of the device are cleared, but the store is away; try again"
-            )
+        if refused:
+            raise Reject("bad_request", refused[0])
+        cleared = await self.store.clear(Clear(scope=targets[0].scope))
+        epoch = cleared.epoch if isinstance(cleared, Cleared) else None
+        self.post(lambda now: self.core.cleared(now, epoch))
+        if not isinstance(cleared, Cleared):
+            raise Reject("overloaded", f"{dropped} blocks of the device are cleared, but {cleared}; try again")
         size = self.worker.facts.block_bytes if self.worker.facts else 0
         return Cleared(
-            blocks={"device": dropped[0]} | cleared.blocks,
-            bytes={"device": dropped[0] * size} | cleared.bytes,
+            blocks={"device": dropped} | cleared.blocks,
+            bytes={"device": dropped * size} | cleared.bytes,
             epoch=cleared.epoch,
         )

@@ -14,6 +14,10 @@ class Counters:
 
     accepted: int = 0
     rejected: int = 0
+    no_read: int = 0
+    """Accepted requests that wanted nothing from the cache: no lookup is made for them."""
+    no_store: int = 0
+    """Accepted requests of which nothing is kept, on any tier."""
     finished: dict[str, int] = field(
         default_factory=lambda: {"stop": 0, "length": 0, "cancelled": 0, "deadline": 0, "error": 0}
     )
@@ -55,6 +59,8 @@ class Counters:
     loads_dropped: int = 0
     """Loads whose request ended, was retracted, or whose cache was cleared."""
     leases_late: int = 0
+    clears_heard: int = 0
+    """Clears of somebody else, told by the store's epoch: the device forgot everything."""
     breaker_opened: int = 0
     waits_refused: int = 0
     """Lookups not made because the breaker was open."""

@@ -33,6 +33,8 @@ class Desk:
         self.epoch = 0
         """The worker's; plans and copies of older ones are void."""
         self.store: Store | None = None
+        self.clears_out = 0
+        """Clears that the store has not answered: nothing is looked up until it has answered all."""
         self._seq = 0
         self._ticket = 0
 

@@ -8,22 +8,21 @@ events give the same effects.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
-import msgspec
-
+from services.scheduler.clearing import Clearing
 from services.scheduler.counters import EngineStatistics
 from services.scheduler.desk import Desk, Store
 from services.scheduler.events import Advanced, Effect, Events, Forgotten
 from services.scheduler.kv.manager import KVManager
 from services.scheduler.limits import Refusal, Shares, deadly, hopeless, malformed, token_limit
 from services.scheduler.policy import WaitingQueue
-from services.scheduler.records import Accept, AnyRecord, Ended
+from services.scheduler.records import AnyRecord, Ended, accepted
 from services.scheduler.recovery import fold
 from services.scheduler.request import Request
 from services.scheduler.residence import Residence
 from services.scheduler.settings import Settings
 from services.scheduler.steps import Steps
+from services.scheduler.target import Target, target_of
 from shared.identity import root as root_of
 from shared.messages.engine import (
     CancelRequest,
@@ -37,7 +36,7 @@ from shared.messages.engine import (
     Transferred,
 )
 from shared.messages.front import Cancelled, FinishReason, Rejected
-from shared.messages.store import Committed, EngineOpened, Found, OpenEngine, Reserved, Staged
+from shared.messages.store import ClearCache, Committed, EngineOpened, Found, OpenEngine, Reserved, Staged
 
 
 class Engine(Events):
@@ -48,6 +47,7 @@ class Engine(Events):
         self._key = key
         self._desk = Desk(settings)
         self._home = Residence(self._desk)
+        self._clearing = Clearing(self._desk, self._home)
         self._waiting = WaitingQueue(settings)
         self._steps = Steps(self._desk, self._home, self._waiting, self._finish)
         self._requests: dict[str, Request] = {}
@@ -73,7 +73,7 @@ class Engine(Events):
         same = (submit.digest, submit.principal)
         if known is not None and (known.accept.digest, known.accept.principal) == same:
             return Journaled(id=submit.id, known=True, prompt_tokens=known.prompt_tokens)
-        request = Request.of(_accepted(now, self._next_key, submit, drawn_seed))
+        request = Request.of(accepted(now, self._next_key, submit, drawn_seed))
         refusal = self._refusal(request, submit, known)
         if refusal is not None:
             self._desk.counters.rejected += 1
@@ -81,6 +81,8 @@ class Engine(Events):
             return Rejected(id=submit.id, code=code, reason=reason, numbers=numbers)
         self._next_key += 1
         self._desk.counters.accepted += 1
+        self._desk.counters.no_read += submit.no_read
+        self._desk.counters.no_store += submit.no_store
         self._desk.journal(request.accept)
         self._register(request)
         self._waiting.add(request)
@@ -220,6 +222,7 @@ class Engine(Events):
         self._desk.store = Store(incarnation, opened.arena, opened.arena_key, opened.epoch)
         same_arena, self._arena_key = self._arena_key == opened.arena_key, opened.arena_key
         self._home.loader.breaker.reset()
+        self._clearing.store_up(now, opened.epoch)
         self._home.saver.store_up(now, opened.kept, incarnation, same_arena=same_arena)
 
     def store_down(self, now: float) -> None:
@@ -230,6 +233,8 @@ class Engine(Events):
 
     def found(self, now: float, ticket: int, found: Found | None) -> None:
         """Answer to a Lookup."""
+        if found is not None:
+            self._clearing.heard(now, found.epoch)
         load = self._home.loader.found(now, ticket, found)
         if load is None:
             return
@@ -250,17 +255,17 @@ class Engine(Events):
         """Answer to a Commit."""
         self._home.saver.committed(now, ticket, committed)
 
-    def clear(self, now: float, root: bytes | None = None) -> int:
+    def target(self, asked: ClearCache) -> Target:
+        """What a clear means."""
+        return target_of(asked, self._key, self._facts)
+
+    def clear(self, now: float, target: Target) -> int:
         """Forgets cached blocks -> how many."""
-        self._steps.clears_out += 1
-        return self._home.clear(now, root)
+        return self._clearing.clear(now, target)
 
     def cleared(self, now: float, epoch: int | None) -> None:
         """The store's answer to a clear."""
-        self._steps.clears_out -= 1
-        if (store := self._desk.store) is not None and epoch is not None:
-            self._desk.store = replace(store, epoch=max(epoch, store.epoch))
-        self._home.saver.cleared()
+        self._clearing.cleared(epoch)
 
     # --- the whole ----------------------------------------------------------------------------------------------
 
@@ -374,23 +379,3 @@ class Engine(Events):
     def _outgrown(self, request: Request) -> bool:
         wanted = request.prompt_tokens + request.accept.max_tokens
         return len(request.tokens) < min(wanted, self._max_context)
-
-
-def _accepted(now: float, key: int, submit: Submit, drawn_seed: int) -> Accept:
-    return Accept(
-        key=key,
-        at=now,
-        id=submit.id,
-        digest=submit.digest,
-        principal=submit.principal,
-        ids=submit.ids,
-        max_tokens=submit.max_tokens,
-        sample=submit.sample if submit.seeded else msgspec.structs.replace(submit.sample, seed=drawn_seed),
-        stop_ids=submit.stop_ids,
-        stop=submit.stop,
-        salt=submit.salt,
-        no_store=submit.no_store,
-        no_read=submit.no_read,
-        detached=submit.detached,
-        deadline=now + submit.deadline_s if submit.deadline_s is not None else 0.0,
-    )

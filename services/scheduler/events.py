@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.scheduler.records import AnyRecord
+from services.scheduler.target import Target
 from shared.messages.engine import (
     CancelRequest,
     Journaled,
@@ -34,6 +35,7 @@ from shared.messages.engine import (
 from shared.messages.front import Cancelled, Rejected
 from shared.messages.store import (
     Abandon,
+    ClearCache,
     Commit,
     Committed,
     EngineOpened,
@@ -202,9 +204,12 @@ class Events(Protocol):
     def committed(self, now: float, ticket: int, committed: Committed | None) -> None:
         """Answer to a Commit, None when there is none."""
 
-    def clear(self, now: float, root: bytes | None = None) -> int:
-        """Forgets cached blocks (of one root, or all) -> how many device blocks. Running requests go on with
-        theirs and no longer insert. Send Clear to the store afterwards and report its answer by `cleared`.
+    def target(self, asked: ClearCache) -> Target:
+        """What to clear; NoTarget when that can't be told."""
+
+    def clear(self, now: float, target: Target) -> int:
+        """Forgets cached blocks -> how many device blocks. Running requests go on with theirs and no longer insert.
+        Send Clear to the store afterwards and report its answer by `cleared`.
         """
 
     def cleared(self, now: float, epoch: int | None) -> None:

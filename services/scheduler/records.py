@@ -10,7 +10,7 @@ the monotonic time since), so that they can be compared after a restart and neve
 
 import msgspec
 
-from shared.messages.engine import SampleSpec
+from shared.messages.engine import SampleSpec, Submit
 from shared.messages.front import Finish, TokenLogprob
 
 
@@ -78,3 +78,24 @@ class Ended(Record, frozen=True, tag="F"):
 
 AnyRecord = Accept | Admit | Step | Ended
 """The union that a journal decodes."""
+
+
+def accepted(now: float, key: int, submit: Submit, drawn_seed: int) -> Accept:
+    """The record of a request that is taken; `drawn_seed` is its seed when the client gave none."""
+    return Accept(
+        key=key,
+        at=now,
+        id=submit.id,
+        digest=submit.digest,
+        principal=submit.principal,
+        ids=submit.ids,
+        max_tokens=submit.max_tokens,
+        sample=submit.sample if submit.seeded else msgspec.structs.replace(submit.sample, seed=drawn_seed),
+        stop_ids=submit.stop_ids,
+        stop=submit.stop,
+        salt=submit.salt,
+        no_store=submit.no_store,
+        no_read=submit.no_read,
+        detached=submit.detached,
+        deadline=now + submit.deadline_s if submit.deadline_s is not None else 0.0,
+    )

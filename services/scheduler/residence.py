@@ -21,6 +21,7 @@ from services.scheduler.loading import Load, Loader
 from services.scheduler.request import Request
 from services.scheduler.saving import Saver
 from shared.messages.store import TIER_DISK, TIER_HOST
+from shared.scope import Scope
 
 
 class Residence:
@@ -204,12 +205,22 @@ class Residence:
         request.in_flight = 0
         self._free(request)
 
-    def clear(self, now: float, root: bytes | None) -> int:
-        """Forgets what is cached; running requests keep their blocks to themselves from now on."""
+    def clear(self, now: float, scope: Scope, first: bytes) -> int:
+        """Forgets what is cached; running requests keep their blocks to themselves from now on. `first`: of a line,
+        the packed tokens of its first block.
+        """
         self.loader.clear(now)
         self.saver.clear()
         self._makers.clear()
-        return self.kv.clear(root) if self.kv else 0
+        if self.kv is None:
+            return 0
+        if not scope.line:
+            return self.kv.clear(scope.covers)
+        for request in [*self.running.values(), *self.leaving.values()]:
+            begun = request.tokens[: self.kv.block_tokens].tobytes()
+            if request.seq and request.root == scope.pattern and first.startswith(begun):
+                request.seq.store = False
+        return self.kv.clear_line(scope.pattern, first)
 
     def check_integrity(self) -> None:
         """Who has blocks agrees with the pool; raises with the numbers."""

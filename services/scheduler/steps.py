@@ -43,8 +43,6 @@ class Steps:
         self._out: _Out | None = None
         self._steps_unforced = 0
         self._turns = 0
-        self.clears_out = 0
-        """Clears that the store has not answered: nothing is looked up until it has answered all."""
 
     @property
     def in_flight(self) -> int:
@@ -151,7 +149,7 @@ class Steps:
     def _look_up(self, now: float, request: Request, cached: int, wanted: int) -> bool:
         """Asks the store for the blocks that the device lacks; False when there is no point in waiting for it."""
         store, loader = self._desk.store, self._home.loader
-        if store is None or not store.arena or self.clears_out or not request.lookups_left:
+        if store is None or not store.arena or self._desk.clears_out or not request.lookups_left:
             return False
         if loader.breaker.open:
             self._desk.counters.waits_refused += 1

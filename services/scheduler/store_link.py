@@ -169,13 +169,13 @@ class StoreLink:
         """Something that needs no answer; dropped when the store is away."""
         self.outbox.send(message)
 
-    async def clear(self, message: Clear) -> Cleared | None:
-        """Clears host and disk tier; None when the store is away, does not answer, or refuses."""
-        peer = self.outbox.peer
+    async def clear(self, message: Clear) -> Cleared | str:
+        """Clears host and disk tier, also while no worker has told the size of our slots; or why it was not done."""
+        peer = self._link.peer
         if peer is None:
-            return None
+            return "the store is away"
         try:
             return await peer.ask(message, Cleared, deadline_s=CLEAR_S)
         except (PeerGone, PeerSlow, DeadlinePassed, RequestFailed, ProtocolViolation) as error:
             self._shell.dropped("store_not_cleared", str(error))
-            return None
+            return error.reason if isinstance(error, RequestFailed) else str(error)

@@ -23,7 +23,7 @@ from services.store.requests import (
     checksums_in,
     grants_in,
     pushed,
-    root_of,
+    scope_of,
 )
 from services.store.self_check import SelfCheck
 from services.store.snapshot import snapshot
@@ -84,6 +84,7 @@ class Store(Actor):
             self.opened.recovery,
             reopen=lambda: open_disk(self.places.store, self.config, self.faults),
             attached=self._disk_attached,
+            faults=self.faults,
             log=self.log,
         )
         self.lane.attach(self.opened.disk, self.opened.disk_reason, wanted=self.config.store.disk_bytes > 0)
@@ -280,17 +281,26 @@ class Store(Actor):
 
     # --- clear -----------------------------------------------------------------------------------------------
 
-    @on(Clear)
+    @on(Clear, roles=SCHEDULERS | ADMIN)
     async def _clear(self, peer: Peer, message: Clear) -> Cleared:
-        root = root_of(message)
+        scope = scope_of(message)
         catalog = self.opened.catalog
+        if peer.role not in SCHEDULERS and self._owners:
+            raise Reject("overloaded", "a scheduler is connected, whose device tier must be cleared first; ask it")
+        if (catalog is None or not self.lane.wanted) and (self.places.store / "segments").exists():
+            where = self.places.store
+            raise Reject(
+                "overloaded",
+                f"the disk tier is off, but its files in {where} may hold such blocks; "
+                "turn it on again, or stop the stack and run `perdure cache purge`",
+            )
         if catalog is None:
             return Cleared(blocks={"host": 0, "disk": 0}, bytes={"host": 0, "disk": 0}, epoch=0)
         try:
-            blocks, nbytes = await self.lane.clear(root)
+            blocks, nbytes = await self.lane.clear(scope)
         except DiskTierError as error:
             raise Reject("overloaded", f"the disk tier could not be cleared: {error.reason}; try again") from error
-        self.log.info("cleared", scope=message.scope, by=peer.name, blocks=blocks, bytes=nbytes)
+        self.log.info("cleared", by=peer.name, line=bool(scope.line), blocks=blocks, bytes=nbytes)
         return Cleared(blocks=blocks, bytes=nbytes, epoch=catalog.epoch)
 
 

@@ -7,6 +7,7 @@ from services.store.catalog.leases import BlockPlace
 from shared.actor import Reject
 from shared.messages.base import IDENTITY_BYTES, pack_u32, pack_u64, split_identities, unpack_u32, unpack_u64
 from shared.messages.store import TIER_DISK, TIER_HOST, Clear, Found, Reserved, Staged
+from shared.scope import Scope
 
 
 def grants_in(slots: bytes, generations: bytes) -> list[tuple[int, int]]:
@@ -32,13 +33,12 @@ def chains(identities: bytes, parents: bytes, root: bytes) -> list[tuple[bytes, 
     return list(zip(split_identities(identities), split_identities(parents), strict=True))
 
 
-def root_of(message: Clear) -> bytes | None:
-    """What to clear: a root, or None for all; Reject for a scope without its root."""
-    if message.scope == "all":
-        return None
-    if len(message.root) != IDENTITY_BYTES:
-        raise Reject("bad_request", f"a root has {IDENTITY_BYTES} bytes, this one {len(message.root)}")
-    return message.root
+def scope_of(message: Clear) -> Scope:
+    """What to clear; Reject when it is no scope."""
+    fault = message.scope.fault()
+    if fault:
+        raise Reject("bad_request", fault)
+    return message.scope
 
 
 def answer_reserved(grants: Sequence[Grant], incarnation: int) -> Reserved:

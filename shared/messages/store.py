@@ -6,7 +6,9 @@ Blobs: `identities`, `parents` hold 32 bytes per block; `slots` packed u32; `gen
 
 from typing import Literal
 
+from shared.identity import LOCAL
 from shared.messages.base import Message
+from shared.scope import EVERYTHING, Scope
 
 RESERVE_GRANTED, RESERVE_HAVE, RESERVE_FULL, RESERVE_STALE, RESERVE_NO_PARENT = 0, 1, 2, 3, 4
 """Per-block answers to Reserve: a slot is granted; the identity is held already; no room; older epoch; the parent is
@@ -130,10 +132,26 @@ class Abandon(Message, frozen=True, kw_only=True):
 
 
 class Clear(Message, frozen=True, kw_only=True):
-    """Drops cached KV (role `admin` or scheduler): everything, or one root. Durable before Cleared."""
+    """Drops cached KV of a scope, to the store (scheduler, or `admin` while no scheduler is connected).
 
-    scope: Literal["all", "root"]
-    root: bytes = b""
+    Durable before Cleared; one that is cut short by a death is finished by the next store.
+    """
+
+    scope: Scope = EVERYTHING
+
+
+class ClearCache(Message, frozen=True, kw_only=True):
+    """`admin` -> scheduler: drops cached KV on all tiers. Answered by Cleared.
+
+    `what`: all; model: of the model that the worker runs; tenant: all that `principal` has; salt: the namespace of
+    `principal` and `cache_salt` (None: the one without a salt), of every model; prefix: in that namespace and of the
+    worker's model, the prompts that begin as `ids` (packed u32) do: their first block, and all that continues it.
+    """
+
+    what: Literal["all", "model", "tenant", "salt", "prefix"]
+    principal: str = LOCAL
+    cache_salt: str | None = None
+    ids: bytes = b""
 
 
 class Cleared(Message, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from services.store.catalog.recovery import recover
 from services.store.catalog.slots import CLEAN, DIRTY, GRANTED
 from services.store.disk.tier import ENTRY
 from shared.messages.store import COMMIT_DONE, RESERVE_FULL, RESERVE_GRANTED, RESERVE_HAVE, RESERVE_NO_PARENT
+from shared.scope import EVERYTHING, Scope, of_root
 from tests.durable_io import Died, DurableIO, SteppedHeaders
 
 GEOMETRY = Geometry(extents=3, extent_bytes=4 * 4096, wanted=0)
@@ -377,31 +378,60 @@ class CatalogMachine(RuleBasedStateMachine):
     # --- clear, crash ----------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.batch and len(self.named) > 2)
-    @rule(letter=st.sampled_from([None, *sorted(ROOTS)]), really=st.sampled_from([False, False, False, True]))
-    def clear(self, letter: bytes | None, really: bool) -> None:
+    @rule(
+        letter=st.sampled_from([None, *sorted(ROOTS)]),
+        first=st.sampled_from([b"", b"x", b"y"]),
+        really=st.sampled_from([False, False, False, True]),
+    )
+    def clear(self, letter: bytes | None, first: bytes, really: bool) -> None:
         if not really:  # a store that is cleared all the time never comes to anything
             return
         root = None if letter is None else ROOTS[letter]
+        scope = EVERYTHING if root is None else of_root(root)
+        if letter is not None and first:
+            scope = Scope(scope.mask, scope.pattern, name((letter, first)))
+        told = clearing.unplaced(self.catalog.blocks, scope)
+        firsts = {key for key in told if key in self.disk and self.disk[key]["parent"] == root}
         old = self.catalog.epoch
-        before = self.look()
+        before, placed = self.look(), {key for key in self.named if self.is_placed(key)}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(clearing, "MANY", 0 if old % 2 else clearing.MANY)  # either way
-            self.catalog.clear(root)
-        cleared = {key for key, copy in self.disk.items() if root in (None, copy["root"])}
-        for key in cleared:
-            del self.disk[key]
-        self.doomed |= {
-            key for key, (_, identity) in self.grants.items() if root in (None, ROOTS[self.letter_of[identity]])
-        }
-        for held in self.held.values():
-            held.dead |= held.names() if root in (None, ROOTS[held.path[0]]) else set()
+            dropped = self.catalog.clear(scope, firsts)
         after = self.look()
+
+        def inside(key: bytes) -> bool:
+            return root in (None, ROOTS[self.letter_of[key]]) and scope.line in (b"", self.first_of(key))
+
+        gone = set(before) - set(after)
+        assert not any(inside(key) for key in after)
+        assert all(inside(key) for key in gone & placed), "what has its place elsewhere stays"
+        if scope.line:
+            assert set(dropped.on_disk) == {key for key in self.disk if key in gone}
+        for key in [key for key in self.disk if key in gone or inside(key)]:
+            del self.disk[key]
+        names = self.catalog.blocks.entries.map
+        self.doomed |= {key for key, (_, identity) in self.grants.items() if names.get(identity) == NONE}
+        assert not any(inside(identity) for key, (_, identity) in self.grants.items() if key not in self.doomed)
+        for held in self.held.values():
+            held.dead |= {key for key in held.names() if names.get(key) == NONE}
+            assert not any(inside(key) for key in held.names())
         for path_root in sorted(ROOTS.values()):
             assert self.catalog.is_stale(path_root, old) == (root in (None, path_root))
-        entries = self.catalog.blocks.entries
-        assert root is None or all(entries.roots[entries.root[entries.map.get(i)]] != root for i in after)
-        assert root is not None or not after
-        self.settle(gone=set(before) - set(after))
+        self.settle(gone=gone)
+
+    def first_of(self, key: bytes) -> bytes:
+        """The first block of its chain, held or not."""
+        while self.parent_of[key] not in ROOTS.values():
+            key = self.parent_of[key]
+        return key
+
+    def is_placed(self, key: bytes) -> bool:
+        """Whether all blocks before it are visible, none of them withdrawn or once without its parent."""
+        while key not in ROOTS.values():
+            if not self.is_visible(key) or key in self.orphans:
+                return False
+            key = self.parent_of[key]
+        return True
 
     @rule(data=st.data())
     def restart_of_an_engine(self, data: st.DataObject) -> None:
@@ -520,7 +550,7 @@ def walk(machine: CatalogMachine, dice: random.Random, steps: int) -> None:
 
     def clear() -> None:
         if not machine.batch and len(machine.named) > 2:
-            machine.clear(dice.choice([None, *sorted(ROOTS)]), True)
+            machine.clear(dice.choice([None, *sorted(ROOTS)]), dice.choice([b"", b"x", b"y"]), True)
 
     def evict_disk() -> None:
         if not machine.batch:

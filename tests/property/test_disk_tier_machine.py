@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.store.disk.errors import DiskTierError, IndexDamaged
 from services.store.disk.tier import DiskTier
+from shared.scope import EVERYTHING, of_root
 from tests.disk_kit import LENGTH, NO_PARENT, SLOT, block, fetch, name, open_tier, payload_of
 from tests.durable_io import FAST, DurableIO
 
@@ -88,7 +89,7 @@ class DiskTierMachine(RuleBasedStateMachine):
     @rule(root=st.sampled_from([None, *ROOTS]))
     def clear(self, root: bytes | None) -> None:
         try:
-            self.tier.clear(root)
+            self.tier.clear(EVERYTHING if root is None else of_root(root))
         except IndexDamaged:
             return
         self.gone |= {identity for identity, its in self.root_of.items() if root in (None, its)}

@@ -209,8 +209,23 @@ class RadixMachine(RuleBasedStateMachine):
             return
         for name in ROOTS if root is None else [root]:
             self.dead.add(self.lives[name])
-            self.lives[name] = max(self.lives.values()) + 1
-        assert set(self.tree.clear(root)) == self.sweep()
+            self.lives[name] = max([*self.lives.values(), *self.dead]) + 1
+        assert set(self.tree.clear(lambda each: root in (None, each))) == self.sweep()
+
+    @rule(root=roots, token=st.integers(0, 1), really=st.integers(0, 2))
+    def clear_line(self, root: bytes, token: int, really: int) -> None:
+        """What begins with one block lives on as a namespace of its own, that is dead."""
+        if really:
+            return
+        old, new = self.lives[root], max([*self.lives.values(), *self.dead]) + 1
+        self.dead.add(new)
+
+        def moved(key: Key) -> Key:
+            return (new, key[1]) if key[0] == old and key[1][:1] == (token,) else key
+
+        self.entries = {moved(key): entry for key, entry in self.entries.items()}
+        self.held = [(moved(key), node) for key, node in self.held]
+        assert set(self.tree.clear_line(root, array("I", [token]).tobytes())) == self.sweep()
 
     @invariant()
     def agrees_with_the_model(self) -> None:

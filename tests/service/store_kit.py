@@ -37,6 +37,7 @@ from shared.messages.store import (
 )
 from shared.paths import Places
 from shared.peers import Peer
+from shared.scope import EVERYTHING, Scope, of_root
 from shared.testing import TestPeer, dialled, running
 
 KEY = b"k" * 32
@@ -178,9 +179,9 @@ class Engine:
                 return staged
             self.early.append(staged)
 
-    async def clear(self, of: bytes | None = None) -> Cleared:
-        message = Clear(scope="all") if of is None else Clear(scope="root", root=of)
-        cleared: Cleared = await self.ask(message, Cleared)
+    async def clear(self, of: bytes | Scope = EVERYTHING) -> Cleared:
+        scope = of if isinstance(of, Scope) else of_root(of)
+        cleared: Cleared = await self.ask(Clear(scope=scope), Cleared)
         return cleared
 
     async def facts(self) -> dict[str, Any]:

@@ -223,7 +223,7 @@ async def test_no_admin_and_no_service_comes_over_tcp(places: Places) -> None:
             with pytest.raises(DeadlinePassed):  # not even decoded: it is nothing that a client says
                 await peer.ask(Status(), Snapshot, deadline_s=0.2)
             with pytest.raises(DeadlinePassed):
-                await peer.ask(Clear(scope="all"), Cleared, deadline_s=0.2)
+                await peer.ask(Clear(), Cleared, deadline_s=0.2)
             assert actor.drops["bad_message"] == 2
 
 

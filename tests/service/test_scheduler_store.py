@@ -17,6 +17,7 @@ from shared.messages.store import (
     TIER_HOST,
     Abandon,
     Clear,
+    ClearCache,
     Cleared,
     Commit,
     Committed,
@@ -355,7 +356,7 @@ async def test_clear_reaches_every_tier_and_names_each(places: Places) -> None:
             store.box.answer(peer, head, cleared)
 
         stage.scheduler.nursery.start_soon(answer_clear)
-        cleared = await stage.admin.ask(Clear(scope="all"), Cleared, deadline_s=5)
+        cleared = await stage.admin.ask(ClearCache(what="all"), Cleared, deadline_s=5)
         assert cleared.blocks == {"device": 3, "host": 1, "disk": 2}
         assert cleared.bytes["device"] == 3 * FACTS.block_bytes
         assert stage.scheduler.core.statistics().kv.cached == 0
@@ -365,4 +366,4 @@ async def test_clear_without_a_store_is_no_success(places: Places) -> None:
     async with staged(places) as stage:
         await stage.worker()
         with pytest.raises(RequestFailed, match="the store is away"):
-            await stage.admin.ask(Clear(scope="all"), Cleared, deadline_s=5)
+            await stage.admin.ask(ClearCache(what="all"), Cleared, deadline_s=5)

@@ -25,6 +25,8 @@ from shared.messages.store import (
     RESERVE_STALE,
     TIER_DISK,
     Abandon,
+    Clear,
+    Cleared,
     Commit,
     Committed,
     Lookup,
@@ -34,7 +36,8 @@ from shared.messages.store import (
 )
 from shared.paths import Places
 from shared.peers import RequestFailed
-from shared.testing import running
+from shared.scope import Scope
+from shared.testing import dialled, running
 from tests.service.store_kit import MIB, SLOT, Engine, config, engine, names, payload, root_of, store
 
 ROOT = root_of("model")
@@ -434,6 +437,82 @@ async def test_w14_clear_reaches_every_tier_before_it_is_answered_and_refuses_wh
             assert await one.load(chain) == (0, 0)
             assert await one.load(kept) == (0, 0)
         places.arena().unlink()
+
+
+async def test_w14_a_clear_of_a_line_leaves_its_neighbours_on_both_tiers(places: Places) -> None:
+    long, short, neighbour = names(ROOT, 6), names(ROOT, 3), names(ROOT, 4, prompt=1)
+    assert short == long[:3]
+    scope = Scope(b"\xff" * 32, ROOT, long[0])
+    async with store(places) as one:
+        for line in (long, neighbour):
+            await one.save(ROOT, line)
+        await one.all_on_disk()
+        cleared = await one.clear(scope)
+        assert cleared.blocks == {"host": 6, "disk": 6}
+        assert cleared.bytes == {"host": 6 * SLOT, "disk": 6 * SLOT}
+        assert await one.load(long) == (0, 0)
+        assert await one.load(neighbour) == (4, 0)
+        assert (await one.reserve(ROOT, long)).status == bytes([RESERVE_STALE]) * 6
+    places.arena().unlink()
+    async with store(places, incarnation=2) as one:
+        await one.save(ROOT, names(ROOT, 2, prompt=2))
+        assert (await one.clear(scope)).blocks == {"host": 0, "disk": 0}
+        assert await one.load(long) == (0, 0)
+        assert await one.load(neighbour) == (0, 4)  # known to the disk alone: it says that this is a line of its own
+        assert await one.load(names(ROOT, 2, prompt=2)) == (2, 0)
+
+
+async def test_w14_a_clear_of_a_line_takes_along_what_may_continue_it(places: Places) -> None:
+    """A block that went bad leaves orphans: they would be found again once it is back."""
+    chain = names(ROOT, 6)
+    async with store(places, config(disk_bytes=0)) as one:
+        await one.save(ROOT, chain)
+        await one.load(chain, bad=(2,))
+        assert await one.load(chain) == (2, 0)
+        assert (await one.clear(Scope(b"\xff" * 32, ROOT, chain[0]))).blocks["host"] == 5
+        one.opened = await one.open()
+        await one.save(ROOT, chain[:3])
+        assert await one.load(chain) == (3, 0)
+
+
+async def test_w14_a_disk_that_is_away_is_not_called_cleared(places: Places) -> None:
+    chain = names(ROOT, 3)
+    async with store(places) as one:
+        await one.save(ROOT, chain)
+        await one.all_on_disk()
+    places.store.rename(places.home / "aside")
+    places.store.write_bytes(b"in the way")
+    async with store(places, incarnation=2) as one:
+        with pytest.raises(RequestFailed, match="may hold such blocks"):
+            await one.clear()
+        places.store.unlink()
+        (places.home / "aside").rename(places.store)
+        await one.until(lambda facts: facts["tiers"]["disk"]["state"] == "ready")
+        await one.clear()
+        assert await one.load(chain) == (0, 0)
+    async with store(places, config(disk_bytes=0), incarnation=3) as one:
+        with pytest.raises(RequestFailed, match="its files in"):
+            await one.clear()
+
+
+async def test_w14_an_admin_may_not_clear_behind_the_back_of_a_scheduler(places: Places) -> None:
+    async with running(Store, places, config()), dialled("admin", "store", places, engine="admin") as (_, admin):
+        async with engine(places) as one:
+            await one.save(ROOT, names(ROOT, 2))
+            with pytest.raises(RequestFailed, match="device tier must be cleared first"):
+                await admin.ask(Clear(), Cleared, deadline_s=5)
+            one.node.say_goodbye()
+        with trio.fail_after(5):
+            while True:
+                try:
+                    cleared = await admin.ask(Clear(), Cleared, deadline_s=5)
+                    break
+                except RequestFailed:
+                    await trio.lowlevel.checkpoint()
+        assert cleared.blocks["host"] == 2
+        for scope in (Scope(b"x", b"y"), Scope(b"", b"", b"z" * 32), Scope(b"\xff" * 32, ROOT, b"short")):
+            with pytest.raises(RequestFailed, match="bad_request"):
+                await admin.ask(Clear(scope=scope), Cleared, deadline_s=5)
 
 
 @pytest.mark.parametrize("how", ["a file", "a file in its place", "disk_bytes 0"])

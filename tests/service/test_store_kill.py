@@ -16,6 +16,7 @@ from shared.messages.base import unpack_u32, unpack_u64
 from shared.messages.store import COMMIT_DONE, RESERVE_GRANTED, RESERVE_HAVE
 from shared.paths import Places
 from shared.peers import DeadlinePassed, PeerGone
+from shared.scope import Scope, of_root
 from shared.testing import dialled, ended
 from tests.service.store_kit import Engine, names, root_of, store_process
 
@@ -167,23 +168,33 @@ async def test_killed_in_a_load_the_slots_it_read_into_are_free_again(places: Pl
         assert await one.load(chain) == (0, 6)
 
 
-async def test_killed_in_the_middle_of_a_clear_nothing_of_it_is_served_after_it_is_asked_again(places: Places) -> None:
-    chain, kept_root = names(ROOT, 6), root_of("other")
-    async with process(places, 1, hook(store_in_delete="exit")) as one:
-        await one.save(ROOT, chain)
-        await one.save(kept_root, names(kept_root, 3))
+@pytest.mark.parametrize(
+    ("step", "a_line"),
+    [
+        ("store_clear_noted", False),
+        ("store_clear_host", True),
+        ("store_in_delete", False),
+        ("store_clear_disk", True),
+    ],
+)
+async def test_w14_a_clear_that_the_store_dies_in_is_finished_by_the_next(
+    places: Places, step: str, a_line: bool
+) -> None:
+    chain, others, kept_root = names(ROOT, 6), names(ROOT, 4, prompt=1), root_of("other")
+    scope = Scope(b"\xff" * 32, ROOT, chain[0]) if a_line else of_root(ROOT)
+    stays = 4 if a_line else 0
+    async with process(places, 1, hook(**{step: "exit"})) as one:
+        for root, line in ((ROOT, chain), (ROOT, others), (kept_root, names(kept_root, 3))):
+            await one.save(root, line)
         await one.all_on_disk()
         with pytest.raises((PeerGone, DeadlinePassed)):
-            await one.clear(ROOT)
+            await one.clear(scope)
     check_arena(places)
     async with process(places, 2) as one:
-        await one.clear(ROOT)
+        await one.until(lambda facts: facts["tiers"]["disk"]["used"] == facts["tiers"]["disk"]["held"] == 3 + stays)
         assert await one.load(chain) == (0, 0)
-        assert await one.load(names(kept_root, 3)) == (3, 0)
-    places.arena().unlink()
-    async with process(places, 3) as one:
-        assert await one.load(chain) == (0, 0)
-        assert await one.load(names(kept_root, 3)) == (0, 3)
+        assert sum(await one.load(others)) == stays
+        assert sum(await one.load(names(kept_root, 3))) == 3
 
 
 async def test_p30_sigterm_in_the_middle_of_writing_behind_flushes_and_ends(places: Places) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import services.store.disk.index_place
 from services.store.disk.tier import DiskTier
+from shared.scope import of_root
 from tests.disk_kit import ROOT, chain, fetch, name, open_tier, payload_of, recover
 from tests.durable_io import Died, DurableIO
 
@@ -31,7 +32,7 @@ def delete(tier: DiskTier) -> None:
 
 
 def clear(tier: DiskTier) -> None:
-    tier.clear(OTHER)
+    tier.clear(of_root(OTHER))
 
 
 def clear_all(tier: DiskTier) -> None:
@@ -177,7 +178,7 @@ def test_a_cleared_root_stays_cleared_when_the_rebuild_was_cut_short(tmp_path: P
     (tmp_path / "index" / "data.mdb").write_bytes(b"")
     tier = open_tier(tmp_path)
     assert tier.statistics().state == "rebuilding"
-    assert tier.clear(OTHER)[0] == 3
+    assert tier.clear(of_root(OTHER))[0] == 3
     tier.close(clean=False)
     tier = open_tier(tmp_path)
     told = set(recover(tier)["root"].tolist())

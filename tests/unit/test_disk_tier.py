@@ -12,6 +12,7 @@ from services.store.disk.footer import Superblock, pack_superblock
 from services.store.disk.tier import DiskTier
 from shared.config import FaultsConfig
 from shared.faults import Faults
+from shared.scope import of_root
 from tests.disk_kit import (
     LENGTH,
     SLOT,
@@ -402,7 +403,7 @@ def test_w14_a_clear_drops_one_root_or_all_and_nothing_comes_back(tmp_path: Path
     ours, others = chain("a", 5), chain("b", 7, root=b"s" * 32)
     tier.save(ours)
     tier.save(others)
-    assert tier.clear(b"s" * 32) == (7, 7 * LENGTH)
+    assert tier.clear(of_root(b"s" * 32)) == (7, 7 * LENGTH)
     assert tier.lookup_run([b.identity for b in others]) == []
     assert len(tier.lookup_run([b.identity for b in ours])) == 5
     assert tier.clear() == (5, 5 * LENGTH)

@@ -211,10 +211,10 @@ def test_clear_of_one_namespace_leaves_the_others() -> None:
     kv = KVManager(8, B, KEY)
     for root in (ROOT, OTHER):
         end(kv, run(kv, PROMPT, root), PROMPT)
-    assert kv.clear(ROOT) == 2
+    assert kv.clear(lambda root: root == ROOT) == 2
     assert kv.match(ROOT, PROMPT, 9).tokens == 0
     assert kv.match(OTHER, PROMPT, 9).tokens == 8
-    assert kv.clear(b"x" * 32) == 0
+    assert kv.clear(lambda root: root == b"x" * 32) == 0
 
 
 def test_a_closed_sequence_is_used_by_nobody() -> None:

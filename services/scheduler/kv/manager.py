@@ -9,6 +9,7 @@ Pure: the engine calls it between steps, so that the block table of a plan in fl
 """
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.scheduler.kv.block_pool import REQUEST, TREE, BlockPool, OwnershipError
@@ -112,11 +113,11 @@ class KVManager:
         Where the tree has a block already, the sequence's own copy is freed and `seq.blocks` names the tree's
         (W17). The lock moves to the new end. Returns the blocks that are new in the tree, in order, for the save
         path; `saved` marks them as held by the store. Cheap when no further block is full. A sequence that does
-        not store, or whose namespace was cleared since `open`, keeps its blocks to itself and gets [].
+        not store, or whose namespace or line was cleared since `open`, keeps its blocks to itself and gets [].
         """
         self._check_open(seq)
         first, full = seq.cached_blocks, computed // self.block_tokens
-        if full <= first or not seq.store or seq.space.dead:
+        if full <= first or not seq.store or seq.space.dead or seq.node.dead:
             return []
         if full > len(seq.blocks) or computed > len(tokens):
             raise ValueError(f"{computed} tokens computed, but {len(tokens)} given in {len(seq.blocks)} blocks")
@@ -212,13 +213,22 @@ class KVManager:
 
     # --- the whole ----------------------------------------------------------------------------------------------
 
-    def clear(self, root: bytes | None = None) -> int:
-        """Forgets everything cached, or one namespace; returns the blocks dropped from the index.
+    def clear(self, chosen: Callable[[bytes], bool] = lambda root: True) -> int:
+        """Forgets everything cached, or the namespaces whose root is chosen; returns the blocks dropped from the index.
 
         Running requests finish on their blocks, publish nothing more, and free them when they close.
         """
         before = self._tree.indexed
-        self._pool.release(self._tree.clear(root), TREE)
+        self._pool.release(self._tree.clear(chosen), TREE)
+        return before - self._tree.indexed
+
+    def clear_line(self, root: bytes, first: bytes) -> int:
+        """The same for what begins with these tokens, one block of packed u32, in one namespace.
+
+        Who has none of it in the tree yet is not known here: take `store` from those sequences.
+        """
+        before = self._tree.indexed
+        self._pool.release(self._tree.clear_line(root, first), TREE)
         return before - self._tree.indexed
 
     def statistics(self) -> KVStatistics:

@@ -6,10 +6,10 @@ block, and moves with the block when that edge is split. Lengths move between `e
 when a node's lock goes from 0 to 1 and back.
 
 A cleared namespace's root is dead: what nothing rests on goes at once, the rest when its last lock goes. No
-request finds it any more.
+request finds it any more. A cleared line, all that begins with one block, gets a dead root of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.scheduler.kv.eviction import EvictionQueue
@@ -231,20 +231,40 @@ class RadixTree:
         self._evicted += len(freed)
         return freed
 
-    def clear(self, root: bytes | None = None) -> list[int]:
-        """Kills one namespace, or all; returns the blocks that nothing rests on."""
+    def clear(self, chosen: Callable[[bytes], bool] = lambda root: True) -> list[int]:
+        """Kills the namespaces whose root is chosen, all if not told; returns the blocks that nothing rests on."""
         freed: list[int] = []
-        doomed = list(self._spaces.values()) if root is None else [self._spaces[root]] if root in self._spaces else []
-        for space in doomed:
+        for space in [space for root, space in self._spaces.items() if chosen(root)]:
             del self._spaces[space.root]
-            space.dead = True
-            for node in below(space):
-                node.dead = True
-                if not node.lock:
-                    freed += self._drop(node)
-            if space.lock > 1:
-                self._dying.add(space)
+            freed += self._kill(space)
         self._queue.prune()
+        return freed
+
+    def clear_line(self, root: bytes, first: bytes) -> list[int]:
+        """Kills what begins with the block of these tokens: it moves below a dead root of its own, with its locks."""
+        space = self._spaces.get(root)
+        top = space.children.pop(first, None) if space is not None else None
+        if space is None or top is None:
+            return []
+        grave = Node(None, b"", [], 0, root=root)
+        grave.lock = 1 + top.lock
+        grave.children[first] = top
+        space.lock -= top.lock
+        top.parent = grave
+        freed = self._kill(grave)
+        self._forget_space(space)
+        self._queue.prune()
+        return freed
+
+    def _kill(self, space: Node) -> list[int]:
+        freed: list[int] = []
+        space.dead = True
+        for node in below(space):
+            node.dead = True
+            if not node.lock:
+                freed += self._drop(node)
+        if space.lock > 1:
+            self._dying.add(space)
         return freed
 
     # --- checking -----------------------------------------------------------------------------------------------

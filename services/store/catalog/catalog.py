@@ -11,7 +11,7 @@ slot's bytes: its engine while GRANTED, a reader thread while STAGING, everybody
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from services.store.arena.records import GRANTED as HEADER_GRANTED
 from services.store.arena.records import VALID as HEADER_VALID
 from services.store.catalog.behind import WriteBehind, WriteOrder
 from services.store.catalog.blocks import Blocks, Counters
-from services.store.catalog.clearing import clear_blocks
+from services.store.catalog.clearing import Dropped, clear_blocks
 from services.store.catalog.entries import DETACHED
 from services.store.catalog.identity_table import Identities, IdentityMap, PackedMap
 from services.store.catalog.leases import Found, Generations, Leases, LookupCounters, Owner, StagedRun, StageOrder
@@ -37,9 +37,10 @@ from shared.messages.store import (
     RESERVE_NO_PARENT,
     RESERVE_STALE,
 )
+from shared.scope import EVERYTHING, Scope
 
-MAX_CLEARED_ROOTS = 4096
-"""Roots whose last clear is remembered one by one; with one more, grants of before are refused for all."""
+MAX_CLEARED = 4096
+"""Scopes whose last clear is remembered one by one; with one more, grants of before are refused for all."""
 
 
 class Grant(NamedTuple):
@@ -93,8 +94,8 @@ class Catalog:
         self.leases = Leases(self.blocks, first_number=starts << 32 | 1)
         self.generations = Generations(starts)
         self.epoch = epoch
-        self._all_cleared_at = epoch  # what was cleared before we started is not known by root: all of it counts
-        self._root_cleared_at: dict[bytes, int] = {}
+        self._all_cleared_at = epoch  # what was cleared before we started is not known by scope: all of it counts
+        self._cleared_at: dict[Scope, int] = {}
         headers.starts, headers.epoch = starts, epoch
 
     # --- engines ---------------------------------------------------------------------------------------------
@@ -128,8 +129,11 @@ class Catalog:
     # --- reserve, commit, abandon ----------------------------------------------------------------------------
 
     def is_stale(self, root: bytes, epoch: int) -> bool:
-        """Whether `root` has been cleared since `epoch`."""
-        return epoch < max(self._all_cleared_at, self._root_cleared_at.get(root, 0))
+        """Whether anything of `root` has been cleared since `epoch`; a line counts as all of its root."""
+        if epoch >= self.epoch:
+            return False
+        newer = (scope for scope, at in self._cleared_at.items() if epoch < at)
+        return epoch < self._all_cleared_at or any(scope.covers(root) for scope in newer)
 
     def reserve(
         self, owner: Owner, *, root: bytes, epoch: int, length: int, blocks: Sequence[tuple[bytes, bytes]]
@@ -223,22 +227,19 @@ class Catalog:
 
     # --- clear -----------------------------------------------------------------------------------------------
 
-    def clear(self, root: bytes | None = None) -> tuple[int, int]:
-        """Drops all blocks of `root`, or all, from the catalogue; (blocks, bytes) that were on the host.
+    def clear(self, scope: Scope = EVERYTHING, firsts: Collection[bytes] = ()) -> Dropped:
+        """Drops all blocks of a scope from the catalogue; see `clearing`.
 
         The disk is the caller's to clear, durably, before it answers.
         """
-        self._raise_epoch(root)
-        return clear_blocks(self.blocks, root)
-
-    def _raise_epoch(self, root: bytes | None) -> None:
         self.epoch += 1
         self.blocks.headers.epoch = self.epoch
-        if root is None or len(self._root_cleared_at) == MAX_CLEARED_ROOTS:
+        if not scope.mask or len(self._cleared_at) == MAX_CLEARED:
             self._all_cleared_at = self.epoch
-            self._root_cleared_at.clear()
+            self._cleared_at.clear()
         else:
-            self._root_cleared_at[root] = self.epoch
+            self._cleared_at[scope] = self.epoch
+        return clear_blocks(self.blocks, scope, firsts)
 
     def catch_up(self, starts: int, epoch: int) -> None:
         """A disk tier that could be opened only late has seen this start as its number `starts`, and `epoch` clears."""

@@ -16,6 +16,7 @@ from services.store.disk.footer import Footer
 from services.store.disk.index import REBUILDING, DiskIndex
 from services.store.disk.index_record import ENTRY, Entry, pack_value
 from services.store.disk.segments import SegmentFiles
+from shared.scope import Scope
 
 
 class Recovery:
@@ -131,12 +132,11 @@ class Recovery:
         self._counters["swept_orphans"] += len(slots) - len(puts)
         return np.frombuffer(b"".join(entry.identity + pack_value(entry)[:-4] for entry in puts), dtype=ENTRY)
 
-    def strays(self, root: bytes | None) -> list[Footer]:
-        """Blocks in slots that nobody has claimed yet, of one root or all, which a rebuild would bring back.
-
-        Without a rebuild there are none: what the index does not name is swept.
+    def strays(self, scope: Scope) -> list[Footer]:
+        """Blocks of a scope in slots that nobody has claimed yet, which a rebuild would bring back; of a line, all of
+        its root, since they may continue it. Without a rebuild there are none: what the index does not name is swept.
         """
         if self.state != "rebuilding":
             return []
         footers = self._files.footers(self._files.unknown())
-        return [footer for footer in footers if footer is not None and root in (None, footer.root)]
+        return [footer for footer in footers if footer is not None and scope.covers(footer.root)]

@@ -1,6 +1,6 @@
-"""Going through the whole index: what lies where, by root or by file, and the check that nothing disagrees."""
+"""Going through the whole index: what lies where, by scope or by file, and the check that nothing disagrees."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,18 +10,19 @@ from services.store.disk.footer import SLOT_BITS
 from services.store.disk.index import DiskIndex
 from services.store.disk.index_record import ENTRY, Entry
 from services.store.disk.segments import SegmentFiles
+from services.store.scoping import covered
+from shared.scope import EVERYTHING, Scope
 
 _BATCH = 8192
 
 
-def rows_of_root(index: DiskIndex, root: bytes | None) -> "np.ndarray[Any, Any]":
-    """All entries of a root, or all (dtype ENTRY)."""
-    found = [rows if root is None else rows[_of_root(rows, root)] for rows in _batches(index)]
+def rows_in(index: DiskIndex, scope: Scope, names: Iterable[bytes] = ()) -> "np.ndarray[Any, Any]":
+    """All entries of a scope (dtype ENTRY); of a line, those of `names`."""
+    if scope.line:
+        entries = [entry for entry in map(index.get, names) if entry is not None]
+        return np.array(entries, ENTRY)
+    found = [rows[covered(scope, rows["root"])] for rows in _batches(index)]
     return np.concatenate(found) if found else np.empty(0, ENTRY)
-
-
-def _of_root(rows: "np.ndarray[Any, Any]", root: bytes) -> "np.ndarray[Any, Any]":
-    return np.asarray(rows["root"] == np.frombuffer(root, dtype="V32")[0])
 
 
 def identities_in(index: DiskIndex, segments: Collection[int]) -> list[bytes]:
@@ -50,7 +51,7 @@ def check(index: DiskIndex, files: SegmentFiles, *, complete: bool) -> None:
     """
     files.check_integrity()
     seen: set[int] = set()
-    for entry in map(Entry._make, rows_of_root(index, None).tolist()):
+    for entry in map(Entry._make, rows_in(index, EVERYTHING).tolist()):
         if entry.slot in seen:
             raise AssertionError(f"slot {entry.slot} is in the index twice")
         seen.add(entry.slot)

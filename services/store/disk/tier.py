@@ -27,12 +27,13 @@ from services.store.disk.meta_file import MetaFile
 from services.store.disk.pending import Pending, same_copy
 from services.store.disk.recovery import Recovery
 from services.store.disk.segments import SEGMENT_BYTES, SegmentFiles
-from services.store.disk.survey import check, identities_in, rows_of_root
+from services.store.disk.survey import check, identities_in, rows_in
 from services.store.disk.tier_place import TierPlace
 from services.store.disk.troubles import Troubles
 from shared.config import FaultsConfig
 from shared.faults import Faults
 from shared.fileio import FileIO
+from shared.scope import EVERYTHING, Scope
 
 _INDEX_SLACK = 128 << 10
 """Bytes of the capacity kept for what the next transactions add to the index."""
@@ -236,14 +237,14 @@ class DiskTier:
         self._counters["deleted_blocks"] += len(gone)
         return len(gone)
 
-    def clear(self, root: bytes | None = None) -> tuple[int, int]:
-        """Drops all blocks, or those of one root, durably before it returns: (blocks, bytes).
+    def clear(self, scope: Scope = EVERYTHING, names: Sequence[bytes] = ()) -> tuple[int, int]:
+        """Drops the blocks of a scope, durably before it returns: (blocks, bytes). Of a line: those of `names`.
 
         Waits for saves that are under way; those that begin later are not touched.
         """
         with self._saves.alone(), self._troubles.noted(), self._mutate:
-            found = rows_of_root(self._index, root)
-            if root is None:
+            found = rows_in(self._index, scope, names)
+            if not scope.mask:
                 self._index.drop_all()
             else:
                 identities = found["identity"].tolist()
@@ -252,7 +253,7 @@ class DiskTier:
             self._index.sync()
             self._faults.at("store_in_delete")
             self._files.free(found["slot"].tolist())
-            strays = self._recovery.strays(root)
+            strays = self._recovery.strays(scope)
             self._files.free([footer.slot for footer in strays])
             self._files.flush()
             self._files.remove_empty()
