@@ -7,6 +7,14 @@ from pathlib import Path
 CGROUP = Path("/sys/fs/cgroup")
 
 
+def boot_id() -> str:
+    """Changes with each start of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
 def own_cgroups(controller: str, root: Path = CGROUP) -> Iterator[Path]:
     """Directories of our cgroup and its ancestors, of v2 or of v1's `controller`, innermost first."""
     try:

@@ -4,6 +4,7 @@
 done here as a worker does it. After a death, `Life.end` is what the kernel does; `boot` names the machine's boot.
 """
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ import trio
 import trio.lowlevel
 import xxhash
 
+import services.store.arena.arena
 import services.store.disk.index_place
 import services.store.opening
 from services.store.arena.arena import Arena
@@ -66,12 +68,16 @@ def payload_of(identity: bytes) -> bytes:
 
 
 def _boot(name: str) -> Any:
-    """The machine's boot as the index sees it; a plain function, for mocks are slow."""
+    """The machine's boot as index and arena see it; plain functions, for mocks are slow."""
 
     def boot_id() -> str:
         return name
 
-    return mock.patch.object(services.store.disk.index_place, "boot_id", boot_id)
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(services.store.disk.index_place, "boot_id", boot_id))
+    stack.enter_context(mock.patch.object(services.store.arena.arena, "boot_id", boot_id))
+    stack.enter_context(mock.patch.object(services.store.arena.arena, "is_memory", return_value=False))
+    return stack
 
 
 class Life:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.durable_io import FAST, Died, DurableIO
+from tests.durable_io import FAST, PAGE, Died, DurableIO
 from tests.store_pair import Life, chain, identities, payload_of, root_of
 
 A, B = root_of("a"), root_of("b")
@@ -51,6 +51,11 @@ def save(life: Life) -> None:
 
 
 def write_behind(life: Life) -> None:
+    life.flush()
+
+
+def save_and_flush(life: Life) -> None:
+    life.save(NEW, A)
     life.flush()
 
 
@@ -190,6 +195,50 @@ def test_p18_dying_at_every_step_of_the_store(fast_path: Path, action: Action) -
         )
 
 
+def lose_pages(arena: Path, before: bytes, dice: random.Random | None) -> None:
+    """An arena after a power loss: gone with the memory it lay in, or a file whose pages were written back at will."""
+    if dice is None or not arena.exists():
+        arena.unlink(missing_ok=True)
+        return
+    with arena.open("r+b") as file:
+        for at in range(PAGE, len(before), PAGE):  # not the superblock: the worst case, a file that looks whole
+            if dice.random() < 0.5:
+                file.seek(at)
+                file.write(before[at : at + PAGE])
+
+
+@pytest.mark.parametrize("ending", ["killed", "power lost"])
+@pytest.mark.parametrize("root", [B, None], ids=["a root", "all"])
+def test_what_was_cleared_stays_cleared(fast_path: Path, root: bytes | None, ending: str) -> None:
+    """A clear that was answered, then death at any step of what comes next."""
+    cleared = EVERYTHING if root is None else identities(OTHER)
+
+    def cleared_life(home: Path, io: DurableIO) -> tuple[Life, bytes]:
+        life = prepared(home, io)
+        pages = life.places.arena(str(home)).read_bytes()
+        life.clear(root)
+        return life, pages
+
+    counting = DurableIO()
+    life, _ = cleared_life(fast_path / "count", counting)
+    before = len(counting.steps)
+    save_and_flush(life)
+    life.end()
+    for number in range(before + 1, len(counting.steps) + 1):
+        home, io = fast_path / str(number), DurableIO(die_at=number, torn=True)
+        life, pages = cleared_life(home, io)
+        with pytest.raises(Died):
+            save_and_flush(life)
+        life.end()
+        boot = BOOT
+        if ending == "power lost":
+            dice, boot = random.Random(number), "the next boot"
+            io.lose_power(dice)
+            lose_pages(life.places.arena(str(home)), pages, dice)
+        io.let_go()
+        assert not set(after(home, boot=boot)) & set(cleared), f"a cleared block is back after step {number}"
+
+
 @pytest.mark.parametrize("arena", ["kept", "gone"])
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
 def test_p18_losing_power_at_every_step_of_the_store(fast_path: Path, action: Action, arena: str) -> None:
@@ -200,12 +249,13 @@ def test_p18_losing_power_at_every_step_of_the_store(fast_path: Path, action: Ac
         home = fast_path / str(number)
         io = DurableIO(die_at=before + number, torn=True)
         life = prepared(home, io, **options)
+        pages = life.places.arena(str(home)).read_bytes()
         with pytest.raises(Died):
             action.do(life)
         life.end()
-        io.lose_power(random.Random(number))
-        if arena == "gone":
-            life.places.arena(str(home)).unlink(missing_ok=True)
+        dice = random.Random(number)
+        io.lose_power(dice)
+        lose_pages(life.places.arena(str(home)), pages, dice if arena == "kept" else None)
         seen = after(home, boot="the next boot", **options)
         lost = [i.hex()[:8] for i in (*identities(OLD), *identities(OTHER)) if i not in seen and i not in action.gone]
         assert not lost, f"died at {steps[number - 1]} ({number}): {lost} are lost"

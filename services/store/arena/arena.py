@@ -1,7 +1,8 @@
 """The arena file: host tier bytes and their header tables, in shared memory, outliving every process.
 
     attach: ours, 0600, whole, same layout, same size asked for ──► mapped as it is; headers say what is in it
-    anything else ──► one clear line and a new file under the same name (a foreign owner's file is refused)
+    anything else, or a file on a disk since whose last use the machine has stopped
+                  ──► one clear line and a new file under the same name (a foreign owner's file is refused)
 
 The file is allocated in full before it is mapped and never shrinks, so a mapping never meets SIGBUS. It is never
 unmapped while the process lives: threads may be inside. Its random key tells a worker that it is a new file.
@@ -14,12 +15,14 @@ import os
 import secrets
 import stat
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from services.store.arena.headers import Headers
 from services.store.arena.records import PAGE, Geometry, aligned, pack_superblock, unpack_superblock
-from services.store.arena.size import SMALLEST, clamped, geometry_for
+from services.store.arena.size import SMALLEST, clamped, geometry_for, is_memory
 from shared.fileio import FileIO
+from shared.machine import boot_id
 
 
 class ArenaRefused(OSError):
@@ -122,7 +125,10 @@ def _attach(path: Path, wanted: int, io: FileIO) -> Arena:
                 io.allocate(fd, geometry.total)
             except OSError as error:
                 raise _Discard(f"it has holes, and there is no room to fill them: {error.strerror}") from error
-        return _map(path, fd, geometry, key, recovered=True, notes=[])
+        arena = _map(path, fd, geometry, key, recovered=True, notes=[])
+        if arena.headers.boot != _boot_number() and not is_memory(path.parent):
+            raise _Discard("the machine has stopped since, and nothing had synced it")  # a cleared block might be back
+        return arena
     except BaseException:
         os.close(fd)
         raise
@@ -158,4 +164,11 @@ def _create(path: Path, wanted: int, notes: list[str], io: FileIO) -> Arena:
 
 def _map(path: Path, fd: int, geometry: Geometry, key: bytes, *, recovered: bool, notes: list[str]) -> Arena:
     buffer = memoryview(mmap.mmap(fd, geometry.total))
-    return Arena(path, key.hex(), geometry, Headers(buffer, geometry), buffer, fd, recovered, notes)
+    headers = Headers(buffer, geometry)
+    if not recovered:
+        headers.boot = _boot_number()
+    return Arena(path, key.hex(), geometry, headers, buffer, fd, recovered, notes)
+
+
+def _boot_number() -> int:
+    return int.from_bytes(blake2b(boot_id().encode(), digest_size=8).digest(), "little")

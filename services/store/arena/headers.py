@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.store.arena.records import (
+    BOOT_AT,
     EPOCH_AT,
     EXTENT,
     EXTENT_BYTES,
@@ -97,6 +98,15 @@ class Headers:
     @epoch.setter
     def epoch(self, value: int) -> None:
         self._put_word(EPOCH_AT, value)
+
+    @property
+    def boot(self) -> int:
+        """A number of the machine's boot in which a store last started on this file."""
+        return self._words[BOOT_AT // 8]
+
+    @boot.setter
+    def boot(self, value: int) -> None:
+        self._put_word(BOOT_AT, value)
 
     # --- extents ---------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ EXTENT = struct.Struct("<QII")
 
 EXTENT_BYTES = 32
 _SUPERBLOCK = struct.Struct("<8sIIQQQ16s")
-STARTS_AT, EPOCH_AT = 128, 136
+STARTS_AT, EPOCH_AT, BOOT_AT = 128, 136, 144
 HOME_AT = 1024
 _HOME = struct.Struct("<II")
 

@@ -14,18 +14,11 @@ from pathlib import Path
 
 from services.store.disk.lmdb_file import damage
 from shared.fileio import FileIO
+from shared.machine import boot_id
 
 CLEAN = "clean"
 _SCANS = 3
 """A kill during the first scan is nothing unusual; this many in a row are."""
-
-
-def boot_id() -> str:
-    """Changes with each start of the machine."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
 
 
 class IndexPlace:
