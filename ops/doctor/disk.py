@@ -17,6 +17,7 @@ from ops.doctor.report import Finding, fault, note, ok, warning
 from ops.doctor.segments import Segments, read_segments, still_bad
 from services.store.disk.block import footer_of
 from services.store.disk.footer import FORMAT, SLOT_BITS, padded
+from services.store.disk.index import FORMAT as INDEX_FORMAT
 from services.store.disk.index_place import IndexPlace
 from services.store.disk.index_record import Entry
 from services.store.disk.meta_file import MetaFile
@@ -73,8 +74,8 @@ def _index(patient: Patient) -> list[Finding]:
         make = note if (directory / "opening").exists() else fault
         found.append(make("index-damaged", f"the index {directory} can't be trusted: {rows.trouble}", way, aside))
     if rows.other_format is not None:
-        text = f"the index is of format {rows.other_format!r}, not ours: the next start rebuilds it"
-        found.append(warning("index-damaged", text, way, aside))
+        text = f"the index is of format {rows.other_format}, this version writes {INDEX_FORMAT.decode()}"
+        found.append(note("index-format", text, way, aside))
     if rows.damaged:
         text = f"{rows.damaged:,} of {rows.damaged + len(rows.entries):,} records of the index fail their CRC"
         found.append(fault("index-record", text, way, aside))
@@ -102,7 +103,11 @@ def _meta(directory: Path) -> list[Finding]:
 
 def _both_ways(patient: Patient) -> list[Finding]:
     rows, slots = patient.index, patient.segments
-    if rows.trouble or any(facts.trouble.startswith("format") for facts in slots.files):
+    if (
+        rows.trouble
+        or rows.other_format is not None
+        or any(facts.trouble.startswith("format") for facts in slots.files)
+    ):
         return []
     if not rows.there:
         if not slots.footers:

@@ -1,5 +1,6 @@
 """The disk tier's index as a stranger sees it: rows that hold, rows that don't, and why it can't be read at all."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -8,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ops.doctor.index_dump import END, HEAD
-from services.store.disk.index import FORMAT, REBUILDING
-from services.store.disk.index_record import ENTRY, unpack_value, unsealed
+from services.store.disk.index import FORMAT
+from services.store.disk.index_record import ENTRY, ROW_BYTES, checked_rows
 from services.store.disk.lmdb_file import damage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ class IndexRows:
     entries: "np.ndarray[Any, Any]" = field(default_factory=lambda: np.empty(0, ENTRY))
     damaged: int = 0
     trouble: str = ""
-    other_format: bytes | None = None
+    other_format: str | None = None
     rebuilding: bool = False
 
 
@@ -51,47 +51,32 @@ def _read_once(directory: Path) -> IndexRows:
         reason = f"it can't be read: {error.strerror}"
     if reason:
         return IndexRows(there=True, trouble=reason)
+    dump, trouble = dumped(directory)
+    return IndexRows(there=True, trouble=trouble) if trouble else _parsed(dump)
+
+
+def dumped(directory: Path) -> tuple[bytes, str]:
+    """(what index_dump says, "" or why it says nothing)."""
     run = subprocess.run(
         [sys.executable, "-m", "ops.doctor.index_dump", str(directory)], cwd=ROOT, capture_output=True, check=False
     )
     if run.returncode < 0:
-        return IndexRows(there=True, trouble=f"reading it killed the reader (signal {-run.returncode})")
+        return b"", f"reading it killed the reader (signal {-run.returncode})"
     if run.returncode:
         said = run.stderr.decode(errors="replace").strip().splitlines()
-        return IndexRows(there=True, trouble=said[-1] if said else f"its reader ended with code {run.returncode}")
-    return _parsed(run.stdout)
+        return b"", said[-1] if said else f"its reader ended with code {run.returncode}"
+    return run.stdout, ""
 
 
 def _parsed(dump: bytes) -> IndexRows:
-    found = IndexRows(there=True)
-    at, meta = _records(dump, 0)
-    _, blocks = _records(dump, at)
-    for key, stored in meta:
-        value = unsealed(key, stored)
-        if value is None:
-            found.damaged += 1
-        elif key == REBUILDING:
-            found.rebuilding = True
-        elif key == b"format" and value != FORMAT:
-            found.other_format = value
-    rows = []
-    for key, stored in blocks:
-        identity, stored = (key + stored)[:32], (key + stored)[32:]  # however the table divides a row
-        if unpack_value(identity, stored) is None:
-            found.damaged += 1
-        else:
-            rows.append(identity + stored[:-4])
-    found.entries = np.frombuffer(b"".join(rows), dtype=ENTRY)
+    line, _, raw = dump.partition(b"\n")
+    head = json.loads(line)
+    found = IndexRows(there=True, damaged=head["damaged"], rebuilding=head["rebuilding"])
+    if head["format"] != FORMAT.decode():
+        found.other_format = str(head["format"])
+    elif len(raw) % ROW_BYTES:
+        found.trouble = f"it gives rows of {len(raw):,} bytes in all, which is no multiple of {ROW_BYTES}"
+    else:
+        found.entries, damaged = checked_rows(raw)
+        found.damaged += len(damaged)
     return found
-
-
-def _records(dump: bytes, at: int) -> tuple[int, list[tuple[bytes, bytes]]]:
-    """(where the table ends, its records)."""
-    found = []
-    while dump[at : at + HEAD.size] != END:
-        key_bytes, value_bytes = HEAD.unpack_from(dump, at)
-        key_at = at + HEAD.size
-        value_at = key_at + key_bytes
-        found.append((dump[key_at:value_at], dump[value_at : value_at + value_bytes]))
-        at = value_at + value_bytes
-    return at + HEAD.size, found

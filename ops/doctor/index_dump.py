@@ -1,40 +1,50 @@
-"""`python -m ops.doctor.index_dump DIRECTORY`: the index's records on stdout, read-only, beside a running store.
+"""`python -m ops.doctor.index_dump DIRECTORY`: the index on stdout, read-only, beside a running store.
 
 A process of its own: LMDB trusts its file, and a damaged one may kill whoever maps it. Read transactions are short,
 because a long one would keep the store from reusing any page. Ends with code 3 and a line on stderr for an error of
 LMDB's, a table that is missing among them.
 """
 
-import struct
+import json
 import sys
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import lmdb
 
-HEAD = struct.Struct("<II")
-"""Bytes of the key, bytes of the value; both follow."""
+from services.store.disk import row_table
+from services.store.disk.index import FORMAT, REBUILDING
+from services.store.disk.index_record import unsealed
 
-END = HEAD.pack(0xFFFFFFFF, 0)
+T = TypeVar("T")
 BATCH = 4096
 
 
 def dump(directory: str, out: BinaryIO) -> None:
-    """First the table of small records, END, then the blocks, END."""
-    environment: Any = lmdb.open(directory, readonly=True, max_dbs=4, readahead=False, create=False)
-    for name in (b"meta", b"blocks"):
-        table = _again(environment, partial(environment.open_db, name, create=False))
-        after: tuple[bytes, bytes] | None = None
-        more = True
-        while more:
-            rows, more = _again(environment, partial(_batch, environment, table, after))
-            for key, value in rows:
-                out.write(HEAD.pack(len(key), len(value)) + key + value)
-                after = key, value
-        out.write(END)
+    """A line of JSON: `format` (text, null for none), `rebuilding`, `damaged` (small records whose CRC fails); then,
+    if the format is ours, the rows, ROW_BYTES each.
+    """
+    with lmdb.open(directory, readonly=True, max_dbs=4, readahead=False, create=False) as environment:
+        table = _again(environment, partial(environment.open_db, b"meta", create=False))
+        stored = _again(environment, partial(_small_records, environment, table))
+        meta = {name: unsealed(name, value) for name, value in stored.items()}
+        form = meta.get(b"format")
+        head = {
+            "format": None if form is None else form.decode(errors="replace"),
+            "rebuilding": meta.get(REBUILDING) is not None,
+            "damaged": sum(1 for value in meta.values() if value is None),
+        }
+        out.write(json.dumps(head).encode() + b"\n")
+        if form != FORMAT:
+            return
+        table = _again(environment, partial(environment.open_db, b"blocks", create=False, **row_table.KIND))
+        first = 0
+        while first < row_table.KEYS:
+            rows, first = _again(environment, partial(_rows, environment, table, first))
+            out.write(rows)
 
 
-def _again(environment: Any, action: Any) -> Any:
+def _again(environment: Any, action: "partial[T]") -> T:
     """The writer may have grown the map meanwhile."""
     try:
         return action()
@@ -43,17 +53,14 @@ def _again(environment: Any, action: Any) -> Any:
         return action()
 
 
-def _batch(environment: Any, table: Any, after: tuple[bytes, bytes] | None) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """(rows behind `after`, whether there are more); a key may have several rows."""
-    rows: list[tuple[bytes, bytes]] = []
+def _small_records(environment: Any, table: Any) -> dict[bytes, bytes]:
     with environment.begin() as txn, txn.cursor(db=table) as cursor:
-        there = cursor.first() if after is None else cursor.set_range(after[0])
-        while there and after is not None and cursor.item() <= after:
-            there = cursor.next()
-        while there and len(rows) < BATCH:
-            rows.append(cursor.item())
-            there = cursor.next()
-    return rows, bool(there)
+        return dict(cursor)
+
+
+def _rows(environment: Any, table: Any, first: int) -> tuple[bytes, int]:
+    with environment.begin() as txn, txn.cursor(db=table) as cursor:
+        return row_table.read(cursor, first, BATCH)
 
 
 def main() -> int:

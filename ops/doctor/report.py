@@ -56,6 +56,7 @@ NAMES = frozenset(
         "disk-space",
         "disk-floor",
         "index-damaged",
+        "index-format",
         "index-distrusted",
         "index-record",
         "index-dangling",
