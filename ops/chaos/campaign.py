@@ -20,7 +20,7 @@ from ops.doctor.report import Level
 from ops.doctor.running import Told, ask
 from ops.stack import Stack
 from shared.config import load_config
-from shared.messages.store import Clear, Cleared
+from shared.messages.store import ClearCache, Cleared
 from shared.node import Node
 from shared.peers import DeadlinePassed, PeerGone, PeerSlow, RequestFailed
 
@@ -145,7 +145,7 @@ class Campaign:
         await customers.alone(item)
         try:
             peer = await node.dial("scheduler").wait_up()
-            await peer.ask(Clear(scope="all"), Cleared, deadline_s=CLEAR_S)
+            await peer.ask(ClearCache(what="all"), Cleared, deadline_s=CLEAR_S)
         except RequestFailed as refused:
             self.say(f"not cleared: {refused}")
             return
