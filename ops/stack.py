@@ -32,6 +32,9 @@ class StackError(RuntimeError):
 class Stack:
     """One stack. `settings` are environment overrides (PERDURE_SECTION__KEY)."""
 
+    entry: tuple[str, ...] = ("ops.cli", "serve")
+    """The module, and its arguments, that becomes the stack."""
+
     def __init__(self, settings: dict[str, str] | None = None, *, share_models: bool = True) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="perdure-stack-"))
         self.places = Places(self.base / "home")
@@ -62,7 +65,7 @@ class Stack:
         """Starts the stack; `wait_serving` says when it serves."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ops.cli", "serve"],
+                [sys.executable, "-m", *self.entry],
                 cwd=ROOT,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,

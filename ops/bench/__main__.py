@@ -24,7 +24,7 @@ from shared.paths import default_home
 BARE: dict[str, Callable[[int, Figures], None]] = {"catalogue": catalogue}
 """Sections that need no running stack and no model."""
 
-SERVED = ("prefill", "batch", "warm", "services", "revival")
+SERVED = ("prefill", "batch", "warm", "services", "revival", "overhead")
 
 
 def commit() -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import trio
 
 from ops.client import Client
+from ops.stack import Stack
 from shared.messages.front import Finish, Sampling
 
 
@@ -66,3 +67,14 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{self.median:.4g} ({self.low:.4g}-{self.high:.4g})"
+
+
+async def pool_touched(stack: Stack) -> None:
+    """Waits until the idle worker has touched its whole pool, so that no first touch falls into a measurement."""
+    with trio.fail_after(120):
+        while True:
+            worker = (await stack.snapshots())["worker"]
+            pool = worker.data["pool"] if worker is not None else {}
+            if pool and pool["prefaulted"] >= pool["blocks"] * pool["block_bytes"]:
+                return
+            await trio.sleep(0.2)  # a poll of status

@@ -12,7 +12,8 @@ from typing import Any
 import trio
 
 from ops.bench.figures import Figures
-from ops.bench.measure import Spread, timed, together
+from ops.bench.measure import Spread, pool_touched, timed, together
+from ops.bench.overhead import overhead
 from ops.bench.peer import ROOT, TransformersPeer
 from ops.bench.revival import revival
 from ops.client import Client, connected
@@ -58,6 +59,7 @@ class Suite:
             "warm": self.warm,
             "services": self.services,
             "revival": self.revived,
+            "overhead": self.durability,
         }
         for name, section in sections.items():
             if not only or name in only:
@@ -129,6 +131,10 @@ class Suite:
         """After `kill -9` of everything: what comes back, and how soon the first hit answers."""
         await revival(self.stack.settings, self.fresh, self.note, self.rounds)
 
+    async def durability(self) -> None:
+        """What journal and write-through cost."""
+        await overhead(self.stack.settings, self.fresh, self.note, self.rounds)
+
     async def _all_saved(self) -> None:
         with trio.fail_after(60):
             while True:
@@ -144,7 +150,7 @@ class Suite:
             plans = self.stack.base / f"plans-{time.monotonic_ns()}"
             with Stack(self.stack.settings | {"PERDURE_FAULTS__RECORD_PLANS": str(plans)}) as recording:
                 await recording.start()
-                await _pool_touched(recording)
+                await pool_touched(recording)
                 async with connected(recording.places) as client:
                     await timed(client, self.fresh(64), 8)
                     skip = sum(1 for _ in recorded(plans))
@@ -161,14 +167,3 @@ class Suite:
         ratio = Spread.of(ratios).median
         name = "8 streams through all services against replayed plans, s"
         self.note(name, Spread.of(seconds), Spread.of(replays), ratio, ">= 0.85")
-
-
-async def _pool_touched(stack: Stack) -> None:
-    """Waits until the idle worker has touched its whole pool, as the replay's pool is before its clock starts."""
-    with trio.fail_after(120):
-        while True:
-            worker = (await stack.snapshots())["worker"]
-            pool = worker.data["pool"] if worker is not None else {}
-            if pool and pool["prefaulted"] >= pool["blocks"] * pool["block_bytes"]:
-                return
-            await trio.sleep(0.2)  # a poll of status

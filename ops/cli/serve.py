@@ -4,11 +4,12 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from ops.cli.exits import USAGE, fail, plain_errors
-from shared.config import Config, load_config
+from shared.config import Config, ConfigError, load_config
 from shared.curve.door import check_front
 from shared.identity import load_or_create_key
 from shared.paths import Lock, Places, default_home
@@ -22,17 +23,24 @@ def serve() -> None:
     with plain_errors():
         check_platform()
         config = load_config()
-        places = prepare(config)
-        given = os.environ.get("PERDURE_CONFIG", "perdure.toml")
-        if Path(given).exists():
-            os.environ["PERDURE_CONFIG"] = str(Path(given).absolute())
-        os.environ["PERDURE_HOME"] = str(places.home)
-        os.environ.update(anchored(config))
-        os.environ.setdefault("PERDURE_PYTHON", sys.executable)
-        os.environ["PERDURE_STACK_PID"] = str(os.getpid())  # stays ours when we become honcho
-        sys.stdout.flush()
-        os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-m", "honcho", "-f", str(ROOT / "Procfile"), "start"])
+        if not config.bench.durable:
+            raise ConfigError("bench.durable = false keeps no promise and saves nothing; only the benchmark may set it")
+        become_stack(config)
+
+
+def become_stack(config: Config) -> NoReturn:
+    """Takes the home and turns this process into honcho. PlaceError or ModelError when something stands against it."""
+    places = prepare(config)
+    given = os.environ.get("PERDURE_CONFIG", "perdure.toml")
+    if Path(given).exists():
+        os.environ["PERDURE_CONFIG"] = str(Path(given).absolute())
+    os.environ["PERDURE_HOME"] = str(places.home)
+    os.environ.update(anchored(config))
+    os.environ.setdefault("PERDURE_PYTHON", sys.executable)
+    os.environ["PERDURE_STACK_PID"] = str(os.getpid())  # stays ours when we become honcho
+    sys.stdout.flush()
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, "-m", "honcho", "-f", str(ROOT / "Procfile"), "start"])
 
 
 def check_platform() -> None:

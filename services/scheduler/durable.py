@@ -31,6 +31,8 @@ class Durable:
         self._faults = faults
         self._complain = complain
         self._closed = False
+        self.keeps = config.bench.durable
+        """False, in a benchmark only: whatever should be written counts as written."""
         self._syncing = trio.CapacityLimiter(1)
         self._filling = trio.CapacityLimiter(1)
         self.reason = ""
@@ -58,6 +60,8 @@ class Durable:
         """Puts a batch on file. False: not one of them is, nothing of the batch may be emitted, call again later."""
         if self._closed:
             return False
+        if not self.keeps:
+            return True
         accepts = any(isinstance(record, Accept) for record in records)
         steps = any(isinstance(record, Step) for record in records)
         try:

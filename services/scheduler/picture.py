@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 TIERS = ("device", "host", "disk")
 
 
-def _store_note(breaker: BreakerStatistics) -> str:
+def _note(keeps: bool, breaker: BreakerStatistics) -> str:
+    if not keeps:
+        return "a benchmark: nothing is journaled or saved, no request survives"
     if breaker.state != "open":
         return ""
     return f"the store did not answer in time {breaker.strikes} times in a row: nobody waits for it until it does"
@@ -29,7 +31,7 @@ def picture(shell: "Scheduler") -> dict[str, Any]:
     prompt = counters["prompt_tokens"]
     queues = ("waiting", "running", "loading", "leaving", "retained", "in_flight", "saving")
     return {
-        "note": shell.durable.reason or shell.durable.ledger.reason or _store_note(now.breaker),
+        "note": shell.durable.reason or shell.durable.ledger.reason or _note(shell.durable.keeps, now.breaker),
         "worker_ready": shell.worker.ready,
         "store_open": shell.store.opened,
         "store": {

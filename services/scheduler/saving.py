@@ -83,7 +83,7 @@ class Saver:
         """Blocks that are new in the tree, parents first. While the store is away nothing is noted: the tree is
         offered as a whole when it comes back.
         """
-        if self._desk.store is None or not self._desk.store.arena:
+        if self._desk.store is None or not self._desk.store.arena or not self._desk.settings.saves:
             return
         for cached in blocks:
             self._offers[cached.identity] = Offer(root, cached, self._pool)

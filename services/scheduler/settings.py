@@ -32,6 +32,7 @@ class Settings:
     load_s: float = 5.0
     prefix_cache: bool = True
     retract_every: int = 0
+    saves: bool = True
 
     max_bypass: int = 32
     scan: int = 64
@@ -68,4 +69,5 @@ class Settings:
             load_s=options.load_s,
             prefix_cache=config.kv.prefix_cache,
             retract_every=config.faults.retract_every,
+            saves=config.bench.durable,
         )
