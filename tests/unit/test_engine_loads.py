@@ -318,3 +318,31 @@ def test_what_was_looked_up_for_one_worker_is_not_given_to_one_with_another_fing
     world.settle()
     assert cached_tokens(world, id) == 0
     assert counter(world, "leases_late") == 1
+
+
+def test_a06_three_hundred_loads_that_fail_leave_room_for_the_next() -> None:
+    world = World(Settings(step_tokens=64, max_loads=2), blocks=24, block_tokens=4, store=True)
+    prompt = warm(world, spill=True)
+    good = warm(world, 17, salt=9, spill=True)
+    for number in range(300):
+        id = world.submit(prompt, 1)
+        if number % 3 == 0:  # no room: somebody takes it while the lookup is out
+            world.submit(words(60, 1000 + number), 10, no_read=True, no_store=True)
+            world.answer_ask()
+        elif number % 3 == 1:  # aborted while the disk reads
+            world.answer_ask()
+            world.stage()
+            world.cancel(id)
+        else:  # the disk fails
+            world.answer_ask()
+            world.stage(fail=True)
+        while world.live():
+            assert world.turn()
+        world.store.spill()
+        world.start_worker()
+    assert counter(world, "loads_dropped") == counter(world, "loads_without_room") == 100
+    assert world.engine.statistics().loading == 0
+    assert not world.store.leases
+    id = world.submit(good, 1)
+    world.settle()
+    assert by_tier(world, id) == {"device": 0, "host": 0, "disk": 16}

@@ -1,0 +1,83 @@
+"""Cases of tiers: a host tier smaller than the device's, what comes back from disk, what counts as cached."""
+
+import trio
+
+from ops.client import Result
+from shared.model.toy import TOKEN_BYTES
+from tests.e2e.kit import (
+    BLOCK,
+    DEADLINE_S,
+    Watched,
+    aftermath,
+    ask,
+    ask_all,
+    client_of,
+    ledger_rows,
+    oracle,
+    prompt,
+    reckoned,
+    settled,
+    stack,
+    watching,
+)
+
+THREE = 3 * BLOCK
+
+
+def by_tier(result: Result) -> dict[str, int]:
+    return {tier: count for tier, count in result.finish.usage.cached_by_tier.items() if count}
+
+
+async def all_on_disk(made: Watched) -> None:
+    await settled(made)
+    with trio.fail_after(DEADLINE_S):
+        async with watching(made, "store") as look:
+            while (await look())["tiers"]["host"]["dirty"]:  # noqa: ASYNC110 - another process
+                await trio.sleep(0.02)
+
+
+async def test_s10_p13_a_host_tier_a_quarter_of_the_device_hands_everything_on_to_disk() -> None:
+    prompts = [prompt(number, THREE + 1) for number in range(50)]
+    async with stack(PERDURE_FAULTS__MAX_POOL_BLOCKS="64", PERDURE_FAULTS__MAX_HOST_BLOCKS="16") as made:
+        for start in range(0, 50, 5):  # at most what the host tier holds at once
+            await ask_all(made, prompts[start : start + 5], 1)
+            await all_on_disk(made)
+
+        async with client_of(made) as client, watching(made, "store") as store, watching(made) as look:
+            before, hits = (await store())["tiers"]["disk"], (await look())["hits"]
+            again = await ask(client, prompts[0], 2)  # long gone from device and host
+            assert again.ids == oracle(prompts[0], 2)
+            assert by_tier(again) == {"disk": THREE}
+            after = (await store())["tiers"]["disk"]
+            assert after["staged_bytes"] - before["staged_bytes"] == THREE * TOKEN_BYTES
+            assert after["staged"] - before["staged"] == after["hits"] - before["hits"] == 3
+            assert (await look())["hits"]["disk"] - hits["disk"] == THREE
+        await made.stop()
+
+        made.remove_arena()
+        await made.start()
+        found = await ask_all(made, prompts[-16:], 1)
+        back = sum(result.finish.usage.cached_by_tier["disk"] for result in found)
+        assert back >= 16 * THREE // 2
+        assert [result.ids for result in found] == [oracle(ids, 1) for ids in prompts[-16:]]
+        await aftermath(made)
+
+
+async def test_o03_retractions_count_no_token_twice_and_the_ledger_adds_up_to_the_metric() -> None:
+    shared = prompt(70, 4 * BLOCK)
+    prompts = [[*shared, *prompt(71 + number, 10)] for number in range(6)]
+    async with stack(PERDURE_FAULTS__RETRACT_EVERY="2", PERDURE_SCHEDULER__STEP_TOKENS="32") as made:
+        results = await ask_all(made, prompts, 20)
+        results += await ask_all(made, prompts[:3], 20)
+        for ids, result in zip(prompts + prompts[:3], results, strict=True):
+            assert result.ids == oracle(ids, 20)
+            assert 0 <= result.finish.usage.cached_tokens <= len(ids) - 1
+        async with watching(made) as look:
+            data = await look()
+        assert data["counters"]["retracted_by_force"] >= 3 * len(prompts)
+        rows = await ledger_rows(made, len(made.accepted()))
+        for tier in ("device", "host", "disk"):
+            assert sum(row[f"cached_{tier}"] for row in rows) == data["hits"][tier]
+        assert data["hits"]["device"] > 0
+        await settled(made)
+        await reckoned(made)
