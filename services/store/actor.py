@@ -29,12 +29,14 @@ from services.store.self_check import SelfCheck
 from services.store.snapshot import snapshot
 from services.store.stager import Stager
 from shared.actor import Actor, Peer, Reject, on
+from shared.messages import Head
 from shared.messages.admin import CheckIntegrity, Integrity
 from shared.messages.base import split_identities, unpack_u32
 from shared.messages.store import (
     COMMIT_DONE,
     COMMIT_STALE,
     RESERVE_FULL,
+    RESERVE_GRANTED,
     Abandon,
     Clear,
     Cleared,
@@ -72,6 +74,8 @@ class Store(Actor):
         """Recovers both tiers."""
         self._slot_bytes: dict[Owner, int] = {}
         self._owners: dict[Owner, Peer] = {}
+        self._unproven: set[str] = set()
+        """Engines whose scheduler has lost its connection, but perhaps lives."""
         self.commits = CommitLog(self.config.faults.record_commits)
         self.arena_trouble = ""
         self.opened = await trio.to_thread.run_sync(open_store, self.places, self.config, self.faults, self.log)
@@ -128,7 +132,9 @@ class Store(Actor):
             del self._owners[owner]
         if exit_proven:
             self._owner_gone(owner)
-        elif peer.pid != self.pid:
+            return
+        self._unproven.add(owner[0])
+        if peer.pid != self.pid:
             self.nursery.start_soon(self._release_at_exit, owner, peer.pid)
 
     async def _release_at_exit(self, owner: Owner, pid: int) -> None:
@@ -137,6 +143,7 @@ class Store(Actor):
             self._owner_gone(owner)
 
     def _owner_gone(self, owner: Owner) -> None:
+        self._unproven.discard(owner[0])
         self._slot_bytes.pop(owner, None)
         if self.opened.catalog is not None:
             self.opened.catalog.leases.release_owner(owner)
@@ -162,6 +169,12 @@ class Store(Actor):
         if catalog is None or arena is None:
             return EngineOpened(arena="", arena_key="", epoch=0, kept=bytes(len(held)))
         kept = catalog.open_engine(owner, held)
+        self._unproven.discard(peer.engine)
+        # A home has one scheduler and one worker at a time, by their locks, and this one speaks after its worker's
+        # Idle: whoever had grants under another name, and is not connected or missed, has exited with its worker.
+        orphans = catalog.abandon_others({engine for engine, _ in self._owners} | self._unproven)
+        if orphans:
+            self.log.warning("grants_of_no_engine", slots=orphans)
         if catalog.blocks.slots.size_class(message.slot_bytes) < 0:
             extent = arena.geometry.extent_bytes
             self.log.warning("slots_too_large", engine=peer.engine, slot_bytes=message.slot_bytes, extent_bytes=extent)
@@ -177,8 +190,17 @@ class Store(Actor):
 
     # --- saves -----------------------------------------------------------------------------------------------
 
+    def _told(self, peer: Peer, head: Head, answer: Found | Reserved) -> bool:
+        """Whether an answer went out; what it gives would never be given back otherwise."""
+        try:
+            peer.send(answer, re=head.rid)
+        except (PeerGone, PeerSlow) as error:
+            self.dropped("unanswered", str(error))
+            return False
+        return True
+
     @on(Reserve, roles=SCHEDULERS)
-    def _reserve(self, peer: Peer, message: Reserve) -> Reserved:
+    def _reserve(self, peer: Peer, message: Reserve, head: Head) -> Reserved | None:
         pairs = chains(message.identities, message.parents, message.root)
         owner, catalog = self._known(peer, len(pairs))
         if catalog is None:
@@ -187,7 +209,11 @@ class Store(Actor):
             owner, root=message.root, epoch=message.epoch, length=self._slot_bytes[owner], blocks=pairs
         )
         self.faults.at("store_after_granted")
-        return answer_reserved(grants, self.incarnation)
+        if not self._told(peer, head, answer_reserved(grants, self.incarnation)):
+            for grant in grants:
+                if grant.status == RESERVE_GRANTED:
+                    catalog.abandon(owner, grant.slot, grant.generation)
+        return None
 
     @on(Commit, roles=SCHEDULERS)
     def _commit(self, peer: Peer, message: Commit) -> Committed:
@@ -226,7 +252,7 @@ class Store(Actor):
     # --- loads -----------------------------------------------------------------------------------------------
 
     @on(Lookup, roles=SCHEDULERS)
-    def _lookup(self, peer: Peer, message: Lookup) -> Found:
+    def _lookup(self, peer: Peer, message: Lookup, head: Head) -> Found | None:
         try:
             identities = split_identities(message.identities)
         except ValueError as error:
@@ -238,7 +264,9 @@ class Store(Actor):
         if found.lease is None:
             return answer_found(0, [], catalog.epoch)
         self.stager.begin(found.orders)
-        return answer_found(found.lease.number, found.places, catalog.epoch)
+        if not self._told(peer, head, answer_found(found.lease.number, found.places, catalog.epoch)):
+            catalog.leases.release(found.lease.number, owner)
+        return None
 
     @on(Release, roles=SCHEDULERS)
     def _release(self, peer: Peer, message: Release) -> None:

@@ -24,7 +24,7 @@ class OpenEngine(Message, frozen=True, kw_only=True):
     """First message of an engine: the payload size of its slots, and the grants that it still holds.
 
     Grants of this engine that are not listed are abandoned (their worker has provably stopped: the scheduler
-    sends this only after Idle). Answered by EngineOpened.
+    sends this only after Idle); so are those of engines of other names that have exited. Answered by EngineOpened.
     """
 
     slot_bytes: int

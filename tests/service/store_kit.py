@@ -75,6 +75,7 @@ class Engine:
         self.node = node
         self.peer = peer
         self.size = size
+        self.ask_s = 20.0
         self.opened: EngineOpened
         self.memory: mmap.mmap
         self.early: list[Staged] = []
@@ -93,7 +94,7 @@ class Engine:
         return self.opened
 
     async def ask(self, message: Any, kind: Any) -> Any:
-        return await self.peer.ask(message, kind, deadline_s=20)
+        return await self.peer.ask(message, kind, deadline_s=self.ask_s)
 
     async def reserve(self, of: bytes, identities: list[bytes], first: int = 0) -> Reserved:
         parents = [of, *identities[:-1]]

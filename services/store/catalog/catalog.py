@@ -11,7 +11,7 @@ slot's bytes: its engine while GRANTED, a reader thread while STAGING, everybody
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,6 +116,15 @@ class Catalog:
             if slot not in keep:
                 self._withdraw(slot)
         return kept
+
+    def abandon_others(self, engines: Iterable[str]) -> int:
+        """Takes back the grants of all engines but these: their processes have provably exited. How many."""
+        columns = self.blocks.slots.columns
+        living = [engine_number(engine) for engine in engines]
+        orphans = np.flatnonzero((columns["state"] == GRANTED) & ~np.isin(columns["engine"], living))
+        for slot in orphans.tolist():
+            self._withdraw(slot)
+        return len(orphans)
 
     def _grant_of(self, engine: int, slot: int, generation: int) -> bool:
         slots = self.blocks.slots
