@@ -18,6 +18,8 @@ MAX_NAME = 64
 MAX_INCARNATION = 1 << 63
 STATEFUL = frozenset({"tokenizer", "scheduler", "worker", "detokenizer", "store"})
 """Services of which one incarnation lives at a time. (Two gateways do, while one takes over.)"""
+ENGINE = frozenset({"tokenizer", "worker", "detokenizer"})
+"""Services that belong to one engine and dial its scheduler."""
 SERVICES = STATEFUL | {"gateway"}
 
 
@@ -53,6 +55,8 @@ def refusal(
     taken = frozenset({"client"}) if remote else actor.accepts | {"admin"}
     if hello.role not in taken:
         return f"the {actor.role} takes no {hello.role[:MAX_NAME]}" + (" over TCP" if remote else "")
+    if hello.role in ENGINE and hello.engine != actor.engine:
+        return f"this is engine {actor.engine}, not {hello.engine}"
     if not actor.ready and hello.role != "admin":
         return f"the {actor.role} is starting"
     known = peers.get(address)

@@ -62,6 +62,8 @@ class Output:
 
     def take(self, progress: Progress) -> bool:
         """Takes in what is new of `progress`; True when anything was. Violation when it can't follow."""
+        if progress.start < 0 or len(progress.ids) % 4:
+            raise Violation(f"{len(progress.ids)} bytes of ids from {progress.start} on are no tokens")
         ids = unpack_u32(progress.ids)
         known = len(self._tokens) - progress.start
         if known < 0:
@@ -70,7 +72,7 @@ class Output:
             raise Violation(f"other tokens from {progress.start} on than were journaled before")
         logprobs = self._checked_logprobs(progress, len(ids))
         total = max(len(self._tokens), progress.start + len(ids))
-        if progress.finish is not None and progress.finish.usage.completion_tokens > total:
+        if progress.finish is not None and not 0 <= progress.finish.usage.completion_tokens <= total:
             raise Violation(f"finished after {progress.finish.usage.completion_tokens} tokens, but {total} are known")
         if self.finish is not None:
             return False

@@ -4,7 +4,8 @@ The engine trusts what it is given (an exception inside it would end the schedul
 may reach it. Each function returns "" or what is wrong.
 """
 
-from shared.messages.engine import Submit, Transferred
+from shared.messages.base import IDENTITY_BYTES
+from shared.messages.engine import Submit, Transferred, WorkerReady
 from shared.messages.store import Found, Reserved, Staged
 
 
@@ -16,6 +17,18 @@ def submit_fault(message: Submit) -> str:
         return f"digest has {len(message.digest)} bytes, not 32"
     if not 1 <= len(message.id) <= 256:
         return f"id has {len(message.id)} characters; 1 to 256 are taken"
+    return ""
+
+
+def ready_fault(message: WorkerReady) -> str:
+    """A WorkerReady: sizes that there can be."""
+    facts = message.kv
+    if len(facts.fingerprint) != IDENTITY_BYTES:
+        return f"fingerprint has {len(facts.fingerprint)} bytes, not {IDENTITY_BYTES}"
+    sizes = {"blocks": facts.blocks, "block_tokens": facts.block_tokens, "block_bytes": facts.block_bytes}
+    for name, size in (sizes | {"max_context": message.max_context, "vocab": message.vocab}).items():
+        if not 1 <= size < 1 << 31:
+            return f"{name} is {size}"
     return ""
 
 

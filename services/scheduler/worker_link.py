@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from services.scheduler.outbox import Outbox
-from services.scheduler.wellformed import transferred_fault
+from services.scheduler.wellformed import ready_fault, transferred_fault
 from shared.messages.base import pack_u64
 from shared.messages.engine import Idle, KVFacts, Plan, Quiesce, Transfer, Transferred, WorkerReady
 from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, ProtocolViolation, RequestFailed, wait_exit
@@ -32,6 +32,7 @@ class WorkerLink:
         self._shell = shell
         self._epoch = shell.incarnation * EPOCHS_PER_LIFE
         self._peer: Peer | None = None
+        self._introductions = 0
         self._copies: dict[int, int] = {}
         """Copies of each Transfer that is not answered."""
         self.outbox = Outbox()
@@ -45,12 +46,17 @@ class WorkerLink:
 
     def introduced(self, peer: Peer, ready: WorkerReady) -> None:
         """A worker has loaded its model; its pool becomes ours once it is quiet."""
+        fault = ready_fault(ready)
+        if fault:
+            self._shell.dropped("malformed", f"WorkerReady: {fault}")
+            return
         self._forget()
         self._peer = peer
-        self._shell.nursery.start_soon(self._take_over, peer, ready)
+        self._introductions += 1
+        self._shell.nursery.start_soon(self._take_over, peer, ready, self._introductions)
 
-    async def _take_over(self, peer: Peer, ready: WorkerReady) -> None:
-        while peer.alive and self._peer is peer:
+    async def _take_over(self, peer: Peer, ready: WorkerReady, number: int) -> None:
+        while peer.alive and self._peer is peer and self._introductions == number:
             self._epoch += 1
             epoch = self._epoch
             try:
@@ -61,7 +67,7 @@ class WorkerLink:
                 self._shell.dropped("no_idle", str(error))
                 await trio.sleep(RETRY_S)
                 continue
-            if idle.epoch == epoch and self._peer is peer and peer.alive:
+            if idle.epoch == epoch and self._peer is peer and peer.alive and self._introductions == number:
                 self._stands(peer, ready, epoch)
                 return
 

@@ -5,10 +5,14 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 
 import pytest
+import structlog
 import trio
 import trio.lowlevel
+import trio.testing
 import zmq
 
 from shared.actor import Actor, Peer, Reject, on
@@ -16,7 +20,7 @@ from shared.config import Config
 from shared.messages import MAX_FRAME, Head, encode
 from shared.messages.engine import Idle, Quiesce
 from shared.messages.front import Cancel, Cancelled
-from shared.messages.hello import Failed, Snapshot, Status
+from shared.messages.hello import Bye, Failed, Hello, Snapshot, Status
 from shared.paths import Places, Taken
 from shared.peers import DeadlinePassed, PeerGone, RequestFailed
 from shared.sockets import Socket
@@ -256,3 +260,70 @@ async def test_i03_a_hello_that_finds_no_queue_is_tried_again(places: Places, mo
         assert (await peer.ask(Quiesce(epoch=7), Idle, deadline_s=5)).epoch == 7
         assert refused
         assert node.drops["connect"] == 1
+
+
+async def test_what_goes_wrong_again_and_again_is_counted_and_logged_once_a_second(places: Places) -> None:
+    async with running(Echo, places) as echo, dialled("tokenizer", "scheduler", places) as (_, peer):
+        with structlog.testing.capture_logs() as logs:
+            begun = time.monotonic()
+            for _ in range(300):
+                peer.send(Quiesce(epoch=13))  # whose handler fails
+                peer.send(Idle(epoch=1))  # which has none
+                peer._send_frames([b"\xc1", b"\xc1"])
+            assert (await peer.ask(Quiesce(epoch=8), Idle, deadline_s=10)).epoch == 8
+            seconds = 1 + time.monotonic() - begun
+        assert echo.drops["handler_failed"] == echo.drops["unexpected"] == echo.drops["bad_message"] == 300
+        said = Counter((log["event"], log.get("why")) for log in logs if log["log_level"] in ("warning", "error"))
+        assert said.keys() == {("handler_failed", None), ("dropped", "unexpected"), ("dropped", "bad_message")}
+        assert max(said.values()) <= seconds
+
+
+async def test_messages_in_work_are_bounded_and_the_surplus_is_told(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.node.MAX_HANDLERS_A_PEER", 5)
+    async with (
+        running(Echo, places) as echo,
+        dialled("tokenizer", "scheduler", places) as (_, peer),
+    ):
+        for _ in range(5):
+            peer.send(Cancel(id="hang"), rid=1 << 40)
+        with pytest.raises(RequestFailed, match="overloaded: 5 messages of yours are in work"):
+            await peer.ask(Cancel(id="x"), Cancelled, deadline_s=5)
+        assert echo.drops["busy"] == 1
+        echo.never.set()
+        assert (await peer.ask(Quiesce(epoch=8), Idle, deadline_s=5)).epoch == 8
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await peer.ask(Cancel(id="x"), Cancelled, deadline_s=5)).known
+
+
+@pytest.mark.parametrize("deadline", [float("nan"), float("inf"), -1.0])
+async def test_a_deadline_that_is_none_is_refused_before_any_handler(places: Places, deadline: float) -> None:
+    async with running(Echo, places) as echo, dialled("tokenizer", "scheduler", places) as (_, peer):
+        peer.send(Quiesce(epoch=13), deadline=deadline)
+        assert (await peer.ask(Quiesce(epoch=8), Idle, deadline_s=5)).epoch == 8
+        assert (echo.drops["bad_message"], echo.drops["handler_failed"]) == (1, 0)
+
+
+async def test_many_connections_of_one_process_cost_one_watch(places: Places) -> None:
+    """A flood of hellos with ever new identities: a pidfd each would leave the actor without files."""
+    async with running(Echo, places) as echo, dialled("tokenizer", "scheduler", places) as (node, peer):
+        before = len(os.listdir("/proc/self/fd"))
+        raw = [Socket(node.context, zmq.DEALER, max_frame=MAX_FRAME) for _ in range(20)]
+        opened = len(os.listdir("/proc/self/fd"))
+        parent = os.getppid()
+        for one in raw:
+            one.raw.connect(places.endpoint("scheduler"))
+            one.send_nowait(encode(Head(), Hello(role="admin", engine="e0", incarnation=1, pid=parent)))
+            await one.recv_many()
+        assert len(echo.mailbox.of_role("admin")) == 20
+        assert echo.mailbox._exits.keys() == {parent}
+        assert len(os.listdir("/proc/self/fd")) <= opened + 2 * 20 + 1  # both ends of the connections, and the watch
+        for one in raw:
+            one.send_nowait(encode(Head(1), Bye()))
+        while echo.mailbox.of_role("admin"):
+            assert (await peer.ask(Quiesce(epoch=8), Idle, deadline_s=5)).epoch == 8
+        assert not echo.mailbox._exits
+        for one in raw:
+            one.close()
+        assert before <= opened
