@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ops.bench.catalogue import catalogue
+from ops.bench.copies import copies
 from ops.bench.figures import Figures
 from ops.bench.suite import Suite
 from ops.models.download import pull
@@ -21,7 +22,7 @@ from ops.stack import ROOT, Stack
 from shared.config import ModelConfig
 from shared.paths import default_home
 
-BARE: dict[str, Callable[[int, Figures], None]] = {"catalogue": catalogue}
+BARE: dict[str, Callable[[int, Figures], None]] = {"catalogue": catalogue, "copies": copies}
 """Sections that need no running stack and no model."""
 
 SERVED = ("prefill", "batch", "warm", "services", "revival", "overhead")

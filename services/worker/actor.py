@@ -184,8 +184,9 @@ class Worker(Actor):
             self._transfers_queued -= 1
             self._finished(peer, head, message.epoch, result)
 
-        copies = partial(self._transfers.execute, message, self._wanted(message.epoch))
-        self._copy.submit(self._copy_watch.around(len(message.copies), copies), done)
+        copies = partial(self._transfers.execute, message, self._wanted(message.epoch), self._copy.give_way)
+        watched = self._copy_watch.around(len(message.copies), copies)
+        self._copy.submit(watched, done, urgent=not message.save)
 
     def _finished(self, peer: Peer, head: Head, epoch: int, result: outcome.Outcome[Any]) -> None:
         message = result.unwrap()

@@ -4,7 +4,8 @@
     worker   maps it, reads leased payloads, writes granted ones; never a header, never a slot it was not told
     a new file (another key) is mapped anew; the old mapping goes when its last view does, never under one
 
-A reader of a mapping beyond the end of its file dies of SIGBUS, so the size is asked for again before each batch.
+A reader of a mapping beyond the end of its file dies of SIGBUS, so the size is asked for again before each payload. A
+file that is not the one that the store means is never written: a slot's number means nothing in it.
 """
 
 import mmap
@@ -13,6 +14,8 @@ import stat
 
 import numpy as np
 from numpy.typing import NDArray
+
+from shared.arena_key import arena_key
 
 POPULATE_LIMIT = 4 << 30
 """Bytes; page tables of a larger arena are filled as it is used (filling takes 70 ms a GiB)."""
@@ -42,6 +45,8 @@ class ArenaMap:
                 raise ArenaUnusable(f"arena {path!r} is writable by others (mode {stat.S_IMODE(facts.st_mode):o})")
             if facts.st_size == 0:
                 raise ArenaUnusable(f"arena {path!r} is empty")
+            if (found := arena_key(fd)) != key:
+                raise ArenaUnusable(f"arena {path!r} is another file ({found}) than the store's ({key})")
             self.nbytes = facts.st_size
             populate = mmap.MAP_POPULATE if facts.st_size <= POPULATE_LIMIT else 0
             try:
@@ -62,6 +67,7 @@ class ArenaMap:
         """Writable view, uint8 [nbytes], at a byte offset of the file; ArenaUnusable when it is not all inside."""
         if offset < 0 or offset + nbytes > self.nbytes:
             raise ArenaUnusable(f"payload [{offset}, {offset + nbytes}) is outside the arena of {self.nbytes} bytes")
+        self.check_size()
         return self._bytes[offset : offset + nbytes]
 
 

@@ -80,23 +80,9 @@ class PageStore:
         view: NDArray[np.uint8] = self.blocks[block]
         return view
 
-    def copy_out(self, block: int, into: NDArray[np.uint8]) -> None:
-        """Pool -> `into` (uint8 [block_bytes]); the GIL is free meanwhile."""
-        self._check(into)
-        np.copyto(into, self.block(block))
-
-    def copy_in(self, block: int, payload: NDArray[np.uint8]) -> None:
-        """`payload` (uint8 [block_bytes]) -> pool; the GIL is free meanwhile."""
-        self._check(payload)
-        np.copyto(self.block(block), payload)
-
     def poison(self, block: int) -> None:
         """Fills a block with NaN (tests: nothing may depend on a slot that was never written)."""
         self.block(block)[:] = POISON
-
-    def _check(self, payload: NDArray[np.uint8]) -> None:
-        if payload.dtype != np.uint8 or payload.shape != (self.block_bytes,):
-            raise ValueError(f"a block has {self.block_bytes} bytes, not {payload.dtype} {list(payload.shape)}")
 
     def statistics(self) -> PoolStatistics:
         """Sizes, for status."""

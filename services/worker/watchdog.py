@@ -59,16 +59,17 @@ class Watchdog:
         return max(self._least_s, SLACK * self._slowest * size)
 
     def around(self, size: int, job: Callable[[], T]) -> Callable[[], T]:
-        """The job, watched while it runs."""
+        """The job, watched while it runs; one that runs within another is watched in its stead."""
 
         def watched() -> T:
             size_or_one = max(size, 1)
+            outer = self._job
             self._job = _Job(size, self.limit_s(size_or_one))
             begun = time.perf_counter()
             try:
                 return job()
             finally:
-                self._job = None
+                self._job = outer
                 self._slowest = max(FADE * self._slowest, (time.perf_counter() - begun) / size_or_one)
 
         return watched

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
+from shared.arena_key import NONCE_AT, NONCE_BYTES, arena_key
 from shared.messages.base import pack_u32, unpack_u64
 from shared.messages.engine import (
     Copy,
@@ -23,6 +26,8 @@ from shared.peers import Peer
 from shared.testing import TestMailbox, mailbox_of
 
 GREEDY = SampleSpec()
+FRONT = 4096
+"""Where the payloads of a played arena begin."""
 Scheduler = mailbox_of("scheduler", frozenset({"worker"}))
 
 
@@ -84,14 +89,16 @@ class Playing:
             out.append(token)
         return out
 
-    def transfer(self, save: bool, *copies: Copy, epoch: int | None = None, key: str = "k1") -> int:
+    def transfer(self, save: bool, *copies: Copy, epoch: int | None = None, key: str = "") -> int:
+        """Sends copies, whose offsets count from the first payload on."""
         self.seq += 1
         epoch = self.epoch if epoch is None else epoch
-        arena = str(self.arena)
+        arena, key = str(self.arena), key or key_of(self.arena)
+        copies = tuple(msgspec.structs.replace(copy, offset=FRONT + copy.offset) for copy in copies)
         self.peer.send(Transfer(epoch=epoch, seq=self.seq, save=save, arena=arena, arena_key=key, copies=copies))
         return self.seq
 
-    async def copied(self, save: bool, *copies: Copy, key: str = "k1") -> tuple[list[int], list[int]]:
+    async def copied(self, save: bool, *copies: Copy, key: str = "") -> tuple[list[int], list[int]]:
         """Runs the copies -> (ok, checksums)."""
         seq = self.transfer(save, *copies, key=key)
         _, _, done = await self.mailbox.receive(Transferred)
@@ -112,9 +119,22 @@ async def meet(mailbox: TestMailbox, arena: Path, epoch: int) -> Playing:
 
 
 def make_arena(path: Path, nbytes: int) -> Path:
-    path.write_bytes(bytes(nbytes))
+    """As far as a worker knows one: a page with a nonce, then `nbytes` of payloads."""
+    path.write_bytes(bytes(NONCE_AT) + os.urandom(NONCE_BYTES) + bytes(FRONT - NONCE_AT - NONCE_BYTES + nbytes))
     path.chmod(0o600)
     return path
+
+
+def key_of(path: Path) -> str:
+    """What the store would call this very file; "" for none."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return ""
+    try:
+        return arena_key(fd)
+    finally:
+        os.close(fd)
 
 
 def launch(places: Places, **settings: str) -> "subprocess.Popen[bytes]":

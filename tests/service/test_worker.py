@@ -17,7 +17,7 @@ from shared.messages.hello import Snapshot, Status
 from shared.model.toy import toy_generate
 from shared.paths import Places
 from shared.testing import dialled, running
-from tests.service.played_plans import Playing, Scheduler, launch, make_arena, meet, row
+from tests.service.played_plans import FRONT, Playing, Scheduler, key_of, launch, make_arena, meet, row
 
 SEED = 7
 BLOCK = 1024
@@ -117,7 +117,7 @@ async def test_corrupted_arena_bytes_are_a_miss_and_a_recompute_gives_the_right_
         assert await scheduler.generate(prompt, 8, [0, 1, 2], chunk=33) == expected
         _, sums = await scheduler.copied(True, Copy(0, 0), Copy(1, BLOCK))
         with scheduler.arena.open("r+b") as file:
-            file.seek(BLOCK + 77)
+            file.seek(FRONT + BLOCK + 77)
             file.write(b"\xaa")
         ok, seen = await scheduler.copied(False, Copy(10, 0, sums[0]), Copy(11, BLOCK, sums[1]))
         assert ok == [1, 0]
@@ -125,15 +125,18 @@ async def test_corrupted_arena_bytes_are_a_miss_and_a_recompute_gives_the_right_
         assert await scheduler.generate(prompt, 8, [10, 11, 12], chunk=33, cached=16) == expected
 
 
-async def test_a_new_arena_file_is_used_once_its_key_is_told(places: Places) -> None:
+async def test_a_new_arena_file_is_used_once_its_key_is_told_and_never_under_the_old_one(places: Places) -> None:
     async with played(places) as scheduler:
         await scheduler.generate([1] * 16, 1, [0], chunk=16)
         _, sums = await scheduler.copied(True, Copy(0, 0))
+        old = key_of(scheduler.arena)
         scheduler.arena.unlink()
         make_arena(scheduler.arena, ARENA)
-        assert (await scheduler.copied(False, Copy(1, 0, sums[0]), key="k2"))[0] == [0]  # the new file is empty
-        assert (await scheduler.copied(True, Copy(0, 0), key="k2"))[0] == [1]
-        assert scheduler.arena.read_bytes()[:BLOCK] != bytes(BLOCK)
+        assert (await scheduler.copied(False, Copy(1, 0, sums[0])))[0] == [0]  # the new file is empty
+        assert (await scheduler.copied(True, Copy(0, BLOCK), key=old))[0] == [0]
+        assert scheduler.arena.read_bytes()[FRONT:] == bytes(ARENA)
+        assert (await scheduler.copied(True, Copy(0, 0)))[0] == [1]
+        assert scheduler.arena.read_bytes()[FRONT : FRONT + BLOCK] != bytes(BLOCK)
 
 
 async def test_quiesce_in_the_middle_stops_copies_and_drops_what_is_queued(places: Places) -> None:

@@ -1,4 +1,4 @@
-"""The arena as the worker sees it: only our own regular file, never beyond its end."""
+"""The arena as the worker sees it: only the very file that is meant, ours and regular, never beyond its end."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from services.worker.arena_map import ArenaMap, Arenas, ArenaUnusable
+from tests.service.played_plans import key_of
 
 SIZE = 64 * 1024
 
@@ -19,7 +20,7 @@ def make(path: Path, byte: int = 1, size: int = SIZE) -> str:
 
 def test_a_payload_is_the_file_itself_in_both_directions(tmp_path: Path) -> None:
     path = make(tmp_path / "arena")
-    arena = ArenaMap(path, "k")
+    arena = ArenaMap(path, key_of(Path(path)))
     payload = arena.payload(4096, 100)
     assert (payload == 1).all()
     payload[:] = 5
@@ -28,7 +29,8 @@ def test_a_payload_is_the_file_itself_in_both_directions(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 8), (SIZE - 7, 8), (SIZE, 1), (1 << 63, 8)])
 def test_an_offset_outside_the_file_is_refused(tmp_path: Path, offset: int, nbytes: int) -> None:
-    arena = ArenaMap(make(tmp_path / "arena"), "k")
+    path = make(tmp_path / "arena")
+    arena = ArenaMap(path, key_of(Path(path)))
     assert len(arena.payload(SIZE - 8, 8)) == 8
     with pytest.raises(ArenaUnusable, match=f"outside the arena of {SIZE}"):
         arena.payload(offset, nbytes)
@@ -63,37 +65,58 @@ def test_a_file_of_another_owner_is_refused(tmp_path: Path, monkeypatch: pytest.
         ArenaMap(path, "k")
 
 
-def test_another_key_maps_the_new_file_and_old_views_stay_readable(tmp_path: Path) -> None:
-    path = make(tmp_path / "arena", 1)
+def test_another_file_under_the_same_name_is_mapped_under_its_own_key_alone(tmp_path: Path) -> None:
+    path = tmp_path / "arena"
+    make(path, 1)
     arenas = Arenas()
-    first = arenas.open(path, "first")
-    old = first.payload(0, SIZE)
-    assert arenas.open(path, "first") is first
-    Path(path).unlink()
-    make(tmp_path / "arena", 2, 2 * SIZE)
-    assert arenas.open(path, "first") is first  # same key: still the file that the key names
-    assert arenas.open(path, "second").payload(SIZE, 1)[0] == 2
-    assert arenas.open(path, "second").nbytes == 2 * SIZE
+    first = key_of(path)
+    mapped = arenas.open(str(path), first)
+    old = mapped.payload(0, SIZE)
+    assert arenas.open(str(path), first) is mapped
+    path.unlink()
+    make(path, 2, 2 * SIZE)
+    assert arenas.open(str(path), first) is mapped  # still the file that the key names
+    second = key_of(path)
+    assert arenas.open(str(path), second).payload(SIZE, 1)[0] == 2
+    assert arenas.open(str(path), second).nbytes == 2 * SIZE
     assert (np.asarray(old) == 1).all()  # its mapping lives as long as the view
+    with pytest.raises(ArenaUnusable, match="is another file"):
+        arenas.open(str(path), first)
+
+
+def test_an_inode_that_came_back_is_told_by_the_nonce_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "arena"
+    make(path, 1)
+    key = key_of(path)
+    assert ArenaMap(str(path), key).nbytes == SIZE
+    make(path, 2)  # the same inode, begun anew
+    with pytest.raises(ArenaUnusable, match="is another file"):
+        ArenaMap(str(path), key)
 
 
 def test_a_key_whose_file_is_gone_is_not_served_by_the_old_mapping(tmp_path: Path) -> None:
-    path = make(tmp_path / "arena")
+    path = tmp_path / "arena"
+    make(path)
     arenas = Arenas()
-    arenas.open(path, "first")
-    Path(path).unlink()
-    for key in ("second", "first"):  # nor is the old mapping kept
+    first = key_of(path)
+    arenas.open(str(path), first)
+    path.unlink()
+    for key in ("second", first):  # nor is the old mapping kept
         with pytest.raises(ArenaUnusable):
-            arenas.open(path, key)
+            arenas.open(str(path), key)
 
 
 def test_a_shrunken_file_is_refused_instead_of_sigbus_and_used_again_once_mended(tmp_path: Path) -> None:
-    path = make(tmp_path / "arena")
+    path = tmp_path / "arena"
+    make(path)
+    key = key_of(path)
     arenas = Arenas()
-    arenas.open(path, "k")
+    mapped = arenas.open(str(path), key)
     os.truncate(path, 4096)
     with pytest.raises(ArenaUnusable, match=f"shrank from {SIZE} to 4096"):
-        arenas.open(path, "k")
-    assert arenas.open(path, "k").nbytes == 4096
-    with pytest.raises(ArenaUnusable):
-        arenas.open(path, "k").payload(8192, 8)
+        mapped.payload(8192, 8)  # in the middle of a batch
+    with pytest.raises(ArenaUnusable, match=f"shrank from {SIZE} to 4096"):
+        arenas.open(str(path), key)
+    assert arenas.open(str(path), key).nbytes == 4096
+    with pytest.raises(ArenaUnusable, match="outside"):
+        arenas.open(str(path), key).payload(8192, 8)

@@ -31,6 +31,37 @@ async def test_jobs_run_in_order_in_one_thread_that_is_not_the_loops() -> None:
     lane.stop()
 
 
+async def test_urgent_jobs_go_first_and_a_long_job_lets_them_in() -> None:
+    lane = Lane("test")
+    order: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def long_job() -> None:
+        begun.set()
+        go.wait()
+        for part in range(3):
+            lane.give_way()
+            order.append(f"long {part}")
+
+    lane.submit(long_job, lambda _: None)
+    while not begun.is_set():
+        await trio.lowlevel.checkpoint()
+    for name in ("save a", "save b"):
+        lane.submit(lambda name=name: order.append(name), lambda _: None)  # type: ignore[misc]
+    for name in ("load a", "load b"):
+        lane.submit(lambda name=name: order.append(name), lambda _: None, urgent=True)  # type: ignore[misc]
+    go.set()
+    with trio.fail_after(10):
+        await lane.wait_past()
+    assert order == ["load a", "load b", "long 0", "long 1", "long 2", "save a", "save b"]
+    lane.submit(lambda: order.append("another"), lambda _: None)
+    lane.submit(lambda: order.append("urgent"), lambda _: None, urgent=True)
+    with trio.fail_after(10):
+        await lane.wait_past()
+    assert sorted(order[7:]) == ["another", "urgent"]
+    lane.stop()
+
+
 async def test_a_job_that_raises_is_an_outcome_and_the_lane_goes_on() -> None:
     lane = Lane("test")
     seen: list[outcome.Outcome[int]] = []

@@ -19,36 +19,13 @@ def test_blocks_are_contiguous_slices_of_one_page_aligned_memory() -> None:
     assert not any(pool.memory[4 * 1024 :])
 
 
-def test_copies_move_one_block_and_nothing_else() -> None:
-    pool = PageStore(3, 64)
-    payload = np.arange(64, dtype=np.uint8)
-    pool.copy_in(1, payload)
-    out = np.empty(64, np.uint8)
-    pool.copy_out(1, out)
-    assert (out == payload).all()
-    assert not pool.block(0).any()
-    assert not pool.block(2).any()
-
-
 @pytest.mark.parametrize("block", [-1, 3, 1 << 40])
 def test_a_block_outside_the_pool_is_an_error_with_both_numbers(block: int) -> None:
     pool = PageStore(3, 64)
-    payload = np.zeros(64, np.uint8)
     with pytest.raises(BlockOutOfRange, match=f"{block} .* 3 blocks"):
-        pool.copy_in(block, payload)
-    with pytest.raises(BlockOutOfRange):
-        pool.copy_out(block, payload)
+        pool.block(block)
     with pytest.raises(BlockOutOfRange):
         pool.poison(block)
-
-
-@pytest.mark.parametrize("payload", [np.zeros(63, np.uint8), np.zeros((64, 1), np.uint8), np.zeros(64, np.int8)])
-def test_a_payload_of_another_shape_is_refused(payload: np.ndarray) -> None:
-    pool = PageStore(3, 64)
-    with pytest.raises(ValueError, match="a block has 64 bytes"):
-        pool.copy_in(0, payload)
-    with pytest.raises(ValueError, match="a block has 64 bytes"):
-        pool.copy_out(0, payload)
 
 
 def test_poison_reads_as_nan_in_every_kv_dtype() -> None:

@@ -3,16 +3,18 @@
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
 
 from services.worker.page_store import PageStore
-from services.worker.transfer import Transfers
+from services.worker.transfer import PIECE, Transfers, copy_checked
 from shared.config import FaultsConfig
 from shared.faults import Faults
 from shared.messages.base import unpack_u64
 from shared.messages.engine import Copy, Transfer, Transferred
+from tests.service.played_plans import FRONT, key_of, make_arena
 
 BLOCK = 4096
 SLOTS = 8
@@ -23,14 +25,14 @@ class Bench:
 
     def __init__(self, tmp_path: Path, hooks: dict[str, str] | None = None) -> None:
         self.arena = tmp_path / "arena"
-        self.arena.write_bytes(bytes(BLOCK * SLOTS))
-        self.arena.chmod(0o600)
+        make_arena(self.arena, BLOCK * SLOTS)
+        self.key = key_of(self.arena)
         self.pool = PageStore(4, BLOCK)
         self.pool.blocks[:] = np.random.default_rng(1).integers(0, 256, self.pool.blocks.shape, np.uint8)
         self.transfers = Transfers(self.pool, Faults(FaultsConfig(hooks=hooks or {})))
         self.seq = 0
 
-    def run(self, save: bool, *copies: Copy, key: str = "k", wanted: int = 1 << 30) -> Transferred | None:
+    def run(self, save: bool, *copies: Copy, wanted: int = 1 << 30) -> Transferred | None:
         self.seq += 1
         left = [wanted]
 
@@ -38,11 +40,12 @@ class Bench:
             left[0] -= 1
             return left[0] >= 0
 
-        batch = Transfer(epoch=3, seq=self.seq, save=save, arena=str(self.arena), arena_key=key, copies=copies)
+        copies = tuple(msgspec.structs.replace(copy, offset=FRONT + copy.offset) for copy in copies)
+        batch = Transfer(epoch=3, seq=self.seq, save=save, arena=str(self.arena), arena_key=self.key, copies=copies)
         return self.transfers.execute(batch, still)
 
     def slot(self, i: int) -> bytes:
-        return self.arena.read_bytes()[i * BLOCK : (i + 1) * BLOCK]
+        return self.arena.read_bytes()[FRONT + i * BLOCK : FRONT + (i + 1) * BLOCK]
 
 
 def ok(done: Transferred | None) -> list[int]:
@@ -77,9 +80,9 @@ def test_one_flipped_bit_in_the_arena_is_a_miss_of_that_block_alone(tmp_path: Pa
     assert saved is not None
     sums = unpack_u64(saved.checksums)
     with bench.arena.open("r+b") as file:
-        file.seek(flipped // 8)
+        file.seek(FRONT + flipped // 8)
         byte = file.read(1)[0]
-        file.seek(flipped // 8)
+        file.seek(FRONT + flipped // 8)
         file.write(bytes([byte ^ (1 << (flipped % 8))]))
     loaded = bench.run(False, Copy(2, 0, sums[0]), Copy(3, BLOCK, sums[1]))
     assert ok(loaded) == [0, 1]
@@ -111,9 +114,11 @@ def test_a_new_arena_file_is_mapped_when_the_key_changes(tmp_path: Path) -> None
     bench = Bench(tmp_path)
     bench.run(True, Copy(0, 0))
     bench.arena.unlink()
-    bench.arena.write_bytes(bytes(BLOCK * SLOTS))
-    bench.arena.chmod(0o600)
-    assert ok(bench.run(True, Copy(1, 0), key="new")) == [1]
+    make_arena(bench.arena, BLOCK * SLOTS)
+    assert ok(bench.run(True, Copy(1, 0))) == [1]  # still the file of that key
+    assert bench.slot(0) == bytes(BLOCK)
+    bench.key = key_of(bench.arena)
+    assert ok(bench.run(True, Copy(1, 0))) == [1]
     assert bench.slot(0) == bench.pool.block(1).tobytes()
 
 
@@ -131,3 +136,22 @@ def test_an_injected_fault_fails_one_copy(tmp_path: Path, save: bool) -> None:
     done = bench.run(save, *(Copy(i, i * BLOCK, sums[i]) for i in range(3)))
     assert ok(done) == [1, 0, 1]
     assert bench.transfers.statistics().failed == 1
+
+
+@pytest.mark.parametrize("length", [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 777])
+def test_a_block_is_copied_and_checksummed_whole_whatever_its_pieces(length: int) -> None:
+    source = np.random.default_rng(length).integers(0, 256, length, np.uint8)
+    into = np.zeros(length + 1, np.uint8)
+    assert copy_checked(into[:length], source) == xxhash.xxh3_64_intdigest(source.data)
+    assert (into[:length] == source).all()
+    assert into[length] == 0
+
+
+def test_a_save_gives_way_before_each_block_and_a_load_never(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    asked: list[bytes] = []
+    for save in (True, False):
+        copies = tuple(Copy(i, FRONT + i * BLOCK, 0) for i in range(3))
+        batch = Transfer(epoch=3, seq=1, save=save, arena=str(bench.arena), arena_key=bench.key, copies=copies)
+        bench.transfers.execute(batch, lambda: True, lambda: asked.append(bench.slot(len(asked))))
+    assert asked == [bytes(BLOCK)] * 3  # each time before the block it was asked for was written

@@ -21,6 +21,7 @@ from pathlib import Path
 from services.store.arena.headers import Headers
 from services.store.arena.records import PAGE, Geometry, aligned, pack_superblock, unpack_superblock
 from services.store.arena.size import SMALLEST, clamped, geometry_for, is_memory
+from shared.arena_key import arena_key
 from shared.fileio import FileIO
 from shared.machine import boot_id
 
@@ -167,7 +168,7 @@ def _map(path: Path, fd: int, geometry: Geometry, key: bytes, *, recovered: bool
     headers = Headers(buffer, geometry)
     if not recovered:
         headers.boot = _boot_number()
-    return Arena(path, key.hex(), geometry, headers, buffer, fd, recovered, notes)
+    return Arena(path, arena_key(fd), geometry, headers, buffer, fd, recovered, notes)
 
 
 def _boot_number() -> int:
