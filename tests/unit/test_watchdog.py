@@ -80,3 +80,23 @@ def test_0_means_never() -> None:
     dog = Watchdog("step", 0.0)
     with hanging(dog, 1):
         assert not any(dog.tick(1000.0) for _ in range(10))
+
+
+def test_a_save_that_let_a_load_in_is_watched_again_from_then_on() -> None:
+    dog = Watchdog("copies", 2.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def save() -> None:
+        dog.around(1, lambda: None)()
+        begun.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=dog.around(7, save))
+    thread.start()
+    begun.wait()
+    ticks_until_hung(dog)
+    hung = dog.tick(1.0)
+    go_on.set()
+    thread.join()
+    assert hung is not None
+    assert hung.size == 7
