@@ -10,7 +10,7 @@ from typing import Any
 from services.store.disk.index_record import ROW_BYTES
 
 KEYS = 256
-KIND = {"dupsort": True, "dupfixed": True}
+KIND: dict[str, Any] = {"dupsort": True, "dupfixed": True}
 """How the table is opened."""
 
 
