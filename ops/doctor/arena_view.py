@@ -18,6 +18,7 @@ from services.store.arena.records import (
     GRANTED,
     PAGE,
     RECORD,
+    STARTS_AT,
     VALID,
     Geometry,
     aligned,
@@ -31,7 +32,7 @@ from services.store.arena.records import (
 class ArenaView:
     """`refused`: why nobody may use the file; `trouble`: why its headers can't be read; `unfinished`: it was being
     made. `records`: FOUND, headers that hold; `torn`: slots whose header's CRC fails; `extents`: those whose record in
-    the table fails; `bad`: slots whose payload fails its checksum.
+    the table fails; `bad`: slots whose payload fails its checksum. `starts`: how often a store started on the file.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class ArenaView:
     size: int = 0
     allocated: int = 0
     geometry: Geometry | None = None
+    starts: int = 0
     slots: int = 0
     torn: list[int] = field(default_factory=list)
     extents: list[int] = field(default_factory=list)
@@ -83,6 +85,7 @@ def _read(view: ArenaView, fd: int, *, payloads: bool) -> None:
         view.trouble, view.unfinished = str(error), not any(page)
         return
     view.geometry = geometry
+    view.starts = int.from_bytes(page[STARTS_AT : STARTS_AT + 8], "little")
     if facts.st_size < geometry.total:
         view.trouble = f"it has {facts.st_size:,} bytes, its superblock says {geometry.total:,}"
         return

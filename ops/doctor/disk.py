@@ -20,7 +20,6 @@ from services.store.disk.footer import FORMAT, SLOT_BITS, padded
 from services.store.disk.index import FORMAT as INDEX_FORMAT
 from services.store.disk.index_place import IndexPlace
 from services.store.disk.index_record import Entry
-from services.store.disk.meta_file import MetaFile
 from shared.fileio import FileIO
 
 SLACK_BYTES = 1 << 20
@@ -34,7 +33,7 @@ def check_disk(patient: Patient) -> list[Finding]:
     directory = patient.places.store
     if not (directory / "segments").is_dir() and not (directory / "index").is_dir():
         return [ok("disk", "there is no disk tier yet")]
-    found = [*_files(patient), *_index(patient), *_meta(directory), *_both_ways(patient), *_space(patient)]
+    found = [*_files(patient), *_index(patient), *_both_ways(patient), *_space(patient)]
     if not any(finding.level for finding in found):
         checked = "footers" if patient.quick else "footers and checksums"
         slots = len(patient.segments.footers)
@@ -88,17 +87,6 @@ def _index(patient: Patient) -> list[Finding]:
         text = f"{old} is an index that was moved aside ({mend.size_of(old):,} bytes)"
         found.append(note("index-aside", text, "remove it once nobody wants to look at it", mend.remove_tree(old)))
     return found
-
-
-def _meta(directory: Path) -> list[Finding]:
-    try:
-        damaged = MetaFile(directory / "meta", FileIO()).damaged
-    except OSError as error:
-        return [warning("disk-meta", f"{directory / 'meta'} can't be read: {error.strerror}", "make it readable")]
-    if not damaged:
-        return []
-    text = f"{directory / 'meta'} is damaged: the clear epoch and the count of starts come from the arena alone"
-    return [fault("disk-meta", text, "it is moved aside and written anew", mend.rename(directory / "meta"))]
 
 
 def _both_ways(patient: Patient) -> list[Finding]:

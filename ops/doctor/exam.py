@@ -11,6 +11,7 @@ from ops.doctor.disk import check_disk
 from ops.doctor.journal import check_journal
 from ops.doctor.ledger import check_ledger
 from ops.doctor.machine import check_machine
+from ops.doctor.numbers import check_numbers
 from ops.doctor.patient import Patient
 from ops.doctor.places_check import check_places
 from ops.doctor.report import Finding, Level, Report, ok
@@ -25,6 +26,7 @@ CHECKS: tuple[Callable[[Patient], list[Finding]], ...] = (
     check_clock,
     check_arena,
     check_disk,
+    check_numbers,
     check_journal,
     check_ledger,
 )

@@ -24,7 +24,8 @@ def dump(directory: str, out: BinaryIO) -> None:
     """A line of JSON: `format` (text, null for none), `rebuilding`, `damaged` (small records whose CRC fails); then,
     if the format is ours, the rows, ROW_BYTES each.
     """
-    with lmdb.open(directory, readonly=True, max_dbs=4, readahead=False, create=False) as environment:
+    environment: Any = lmdb.open(directory, readonly=True, max_dbs=4, readahead=False, create=False)
+    with environment:
         table = _again(environment, partial(environment.open_db, b"meta", create=False))
         stored = _again(environment, partial(_small_records, environment, table))
         meta = {name: unsealed(name, value) for name, value in stored.items()}

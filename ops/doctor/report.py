@@ -53,6 +53,8 @@ NAMES = frozenset(
         "disk",
         "disk-format",
         "disk-meta",
+        "clear-pending",
+        "generation-behind",
         "disk-space",
         "disk-floor",
         "index-damaged",

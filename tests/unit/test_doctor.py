@@ -14,8 +14,9 @@ from ops.cli.doctor import doctor
 from ops.doctor import dead_arenas, index
 from ops.doctor.index_dump import dump
 from ops.doctor.report import NAMES, Level
-from services.store.arena.records import PAGE, RECORD, STATE_AT, Geometry, unpack_superblock
+from services.store.arena.records import PAGE, RECORD, STARTS_AT, STATE_AT, Geometry, unpack_superblock
 from services.store.disk.footer import FORMAT, Superblock, pack_superblock
+from services.store.disk.meta_file import MetaFile
 from tests import doctor_kit as kit
 from tests.doctor_kit import BLOCKS, PADDED, Home, find, flip, slot_offset
 
@@ -197,6 +198,19 @@ def _a_segment_of_a_newer_format(home: Home) -> None:
 @plant("disk-meta", F)
 def _a_bit_of_the_small_records(home: Home) -> None:
     flip(home.places.store / "meta", 6)
+
+
+@plant("clear-pending", N, mended=False)
+def _a_clear_that_was_begun(home: Home) -> None:
+    MetaFile(home.places.store / "meta", kit.FileIO()).put({"clearing": b"x"})
+
+
+@plant("generation-behind", F)
+def _a_count_of_starts_that_was_lost(home: Home) -> None:
+    (home.places.store / "meta").unlink()
+    with home.arena.open("r+b") as file:
+        file.seek(STARTS_AT)
+        file.write(bytes(8))
 
 
 @plant("index-record", F)
