@@ -9,11 +9,11 @@ import click
 
 from ops.cli.answers import rejected_json, show, usage_line, write
 from ops.cli.exits import DEADLINE, OK, REJECTED, plain_errors
+from ops.cli.inputs import chat_messages, decoded, from_stdin, parse_ids
 from ops.cli.sampling import sampling_options, text, wishes
 from ops.cli.session import Interrupts, exit_code, remote_options, run_session, say
 from ops.client import Client, RequestRejected, new_id
-from shared.messages.base import pack_u32
-from shared.messages.front import ChatMessage, Generate
+from shared.messages.front import Generate
 
 
 @click.command()
@@ -62,7 +62,7 @@ def generate(
         else:
             source = _input(prompt, prompt_option, file, ids)
             if (chat or system is not None) and "prompt" in source:
-                source = {"messages": _messages(source["prompt"], system)}
+                source = {"messages": chat_messages(source["prompt"], system)}
             elif chat or system is not None:
                 raise click.UsageError("--chat and --system need text, not ids")
             request = Generate(id=request_id or new_id(), **source, **wished.fields())
@@ -90,11 +90,6 @@ def generate(
         run_session(work, connect, key)
 
 
-def _messages(prompt: str, system: str | None) -> tuple[ChatMessage, ...]:
-    first = () if system is None else (ChatMessage(role="system", content=text(system)),)
-    return (*first, ChatMessage(role="user", content=prompt))
-
-
 def _input(prompt: str | None, prompt_option: str | None, file: Path | None, ids: str | None) -> dict[str, Any]:
     """Exactly one source of input -> `prompt` or `ids` of Generate; UsageError otherwise."""
     named = {"PROMPT": prompt, "--prompt": prompt_option, "--file": file, "--ids": ids}
@@ -102,32 +97,12 @@ def _input(prompt: str | None, prompt_option: str | None, file: Path | None, ids
     if len(given) > 1:
         raise click.UsageError(f"give one input, not {' and '.join(given)}")
     if ids is not None:
-        return {"ids": _parse_ids(_stdin() if ids == "-" else ids)}
+        return {"ids": parse_ids(from_stdin() if ids == "-" else ids)}
     if file is not None:
-        return {"prompt": _decoded(file.read_bytes(), str(file))}
+        return {"prompt": decoded(file.read_bytes(), str(file))}
     said = prompt if prompt is not None else prompt_option
     if said is not None and said != "-":
         return {"prompt": text(said)}
     if said is None and sys.stdin.isatty():
         raise click.UsageError("give a prompt: as an argument, by --prompt, --file or --ids, or on stdin")
-    return {"prompt": _stdin()}
-
-
-def _stdin() -> str:
-    return _decoded(sys.stdin.buffer.read(), "stdin")
-
-
-def _decoded(data: bytes, name: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"{name} is no UTF-8: byte {data[error.start]:#04x} at offset {error.start}") from None
-
-
-def _parse_ids(listed: str) -> bytes:
-    words = listed.replace(",", " ").replace("[", " ").replace("]", " ").split()
-    try:
-        return pack_u32([int(word) for word in words])
-    except (ValueError, OverflowError):
-        wrong = next(word for word in words if not (word.isascii() and word.isdigit() and int(word) < 1 << 32))
-        raise click.UsageError(f"{wrong!r} is no token id; write integers from 0, separated by commas") from None
+    return {"prompt": from_stdin()}

@@ -21,9 +21,9 @@ def _note(keeps: bool, breaker: BreakerStatistics) -> str:
 
 def picture(shell: "Scheduler") -> dict[str, Any]:
     """Keys: `worker_ready`, `store_open`, `store` (breaker, timeouts in a row, measured rate), `model`, `block_tokens`
-    (also the shortest prefix that can be shared), `requests` (waiting, running, loading, retained, ...), `pool`
-    (blocks: total, free, cached, locked, ...), `hits` (prompt tokens, of them from each tier, their share), `journal`,
-    `ledger`, `feed`, `counters`; `note` in trouble.
+    (also the shortest prefix that can be shared), `block_bytes`, `requests` (waiting, running, loading, retained, ...),
+    `pool` (blocks: total, free, cached, locked, ...), `hits` (prompt tokens, of them from each tier, their share),
+    `journal`, `ledger`, `feed`, `counters`; `note` in trouble.
     """
     now = shell.core.statistics()
     counters, facts = now.counters, shell.worker.facts
@@ -41,6 +41,7 @@ def picture(shell: "Scheduler") -> dict[str, Any]:
         },
         "model": shell.worker.model,
         "block_tokens": facts.block_tokens if facts else 0,
+        "block_bytes": facts.block_bytes if facts else 0,
         "epoch": now.epoch,
         "requests": {name: getattr(now, name) for name in queues},
         "pool": asdict(now.kv) if now.kv else {},

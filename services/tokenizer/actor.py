@@ -5,6 +5,7 @@ request. When the scheduler dies between Submit and Journaled, the Submit goes t
 """
 
 import time
+from functools import partial
 from typing import Any, ClassVar
 
 import trio
@@ -18,7 +19,7 @@ from shared.config import Config
 from shared.identity import load_or_create_key, namespace_salt
 from shared.messages import Head
 from shared.messages.engine import CancelRequest, Journaled, Submit
-from shared.messages.front import AWAY_S, Accepted, Cancel, Cancelled, Generate, Rejected
+from shared.messages.front import AWAY_S, Accepted, Cancel, Cancelled, Encode, Encoded, Generate, Rejected
 from shared.model.chat import TemplateError
 from shared.model.errors import BadModel
 from shared.model.spec import open_model
@@ -34,7 +35,7 @@ small: its template is the model's own program, and may take seconds.
 """
 MARGIN_S = 0.1
 """Answers are sent this long before the asker's deadline, so that it learns why instead of nothing."""
-CLIENTS = frozenset({"client", "gateway"})
+CLIENTS, ADMIN = frozenset({"client", "gateway"}), frozenset({"admin"})
 
 
 class Tokenizer(Actor):
@@ -114,6 +115,16 @@ class Tokenizer(Actor):
             answer = refusal.rejected(message.id)
         self._counts["accepted" if isinstance(answer, Accepted) else "rejected"] += 1
         return answer
+
+    @on(Encode, roles=ADMIN)
+    async def _encode(self, peer: Peer, message: Encode) -> Encoded | Rejected:
+        """For commands that need the names of a prompt's blocks."""
+        try:
+            check(message.request, self._limits)
+            work = partial(self._encoder.encode, message.request)
+            return Encoded(ids=await trio.to_thread.run_sync(work, limiter=self._threads))
+        except Refusal as refusal:
+            return refusal.rejected(message.request.id)
 
     async def _encoded(self, request: Generate, principal: str, until: float, *, inline: bool) -> Submit:
         def work() -> Submit:

@@ -76,6 +76,20 @@ class Generate(Message, frozen=True, kw_only=True):
     priority: int = 0
 
 
+class Encode(Message, frozen=True, kw_only=True):
+    """`admin` -> tokenizer: the token ids of a request's input, without submitting it. Answered by Encoded or
+    Rejected.
+    """
+
+    request: Generate
+
+
+class Encoded(Message, frozen=True, kw_only=True):
+    """Packed u32."""
+
+    ids: bytes
+
+
 class Accepted(Message, frozen=True, kw_only=True):
     """The request is journaled: it will be answered whatever dies."""
 

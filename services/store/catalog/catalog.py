@@ -59,6 +59,8 @@ class CatalogStatistics:
     blocks: int
     host_capacity: int
     host_used: int
+    host_bytes: int
+    """Payload of the used slots."""
     host_dirty: int
     host_clean: int
     granted: int
@@ -267,6 +269,9 @@ class Catalog:
             blocks=entries.live,
             host_capacity=slots.capacity(),
             host_used=slots.used,
+            host_bytes=int(
+                entries.columns["length"][: entries.top][entries.columns["host"][: entries.top] != NONE].sum()
+            ),
             host_dirty=int(states[DIRTY]),
             host_clean=int(states[CLEAN]),
             granted=int(states[GRANTED]),
