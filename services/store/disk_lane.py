@@ -163,14 +163,16 @@ class DiskLane:
             if await self._finish_clear(disk):
                 return Turn.BUSY
             return await self._write(disk)
-        except DiskGone as error:
-            await self._let_go(disk, error)
-            return Turn.TROUBLED
         except DiskTierError as error:
-            self._trouble(error)
+            gone = await self._in_thread(disk.place.gone)
+            if gone is not None:
+                await self._let_go(disk, gone)
+            else:
+                self._trouble(error)
             return Turn.TROUBLED
         finally:
-            self._tell_troubles(disk)
+            if self.disk is disk:
+                self._tell_troubles(disk)
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
@@ -178,11 +180,11 @@ class DiskLane:
     # --- writing ---------------------------------------------------------------------------------------------
 
     async def _write(self, disk: DiskTier) -> Turn:
-        await self._delete(disk, [])
         if not self._catalog.behind.length or trio.current_time() - self._synced > SYNC_S:
             self._synced = trio.current_time()
             forget_on_disk(self._catalog, await self._in_thread(disk.sync))
             await self._shrink(disk)
+        await self._delete(disk, [])
         batch = self._catalog.behind.next_batch(BATCH_BLOCKS, BATCH_BYTES)
         if not batch:
             self._is_well()

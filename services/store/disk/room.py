@@ -33,11 +33,8 @@ class Room:
         self._overhead = overhead
 
     def limits(self) -> Limits:
-        """Asks the file system; never under a lock, since a slow disk must not hold up who only counts."""
-        try:
-            free, total = self._free_bytes()
-        except OSError:
-            return Limits(self._overhead(), 0)
+        """Asks the file system; never under a lock, since a slow disk must not hold up who only counts. OSError."""
+        free, total = self._free_bytes()
         return Limits(self._overhead(), free - int(self.floor * total))
 
     @staticmethod

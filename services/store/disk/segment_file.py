@@ -8,7 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,8 @@ class SegmentFile:
                 io.sync_dir(directory)
             except BaseException:
                 io.close(fd)
+                with suppress(OSError):  # then it is removed when it is found empty
+                    io.unlink(path)
                 raise
         except OSError as error:
             raise typed(error, f"segment {path.name} can't be created") from error

@@ -57,7 +57,7 @@ class SegmentFiles:
             capacity=capacity,
             floor=floor,
             max_slots=max_slots,
-            free_bytes=lambda: io.free_bytes(directory),
+            free_bytes=lambda: io.free_bytes(directory.parent),  # which outlives `directory`
             overhead=overhead,
         )
         self._lock = threading.Lock()
@@ -81,13 +81,16 @@ class SegmentFiles:
         return self._room.capacity
 
     def room(self, length: int) -> int:
-        """How many more slots for payloads of `length` bytes the limits allow."""
-        limits = self._room.limits()
+        """How many more slots for payloads of `length` bytes the limits allow; 0 when that can't be asked."""
+        try:
+            limits = self._room.limits()
+        except OSError:
+            return 0
         with self._lock:
             return self._room.slots(self._space, padded(length) + PAGE, limits)
 
     def shortage(self, length: int, count: int) -> int | None:
-        """See `Room.shortage`, for payloads of `length` bytes."""
+        """See `Room.shortage`, for payloads of `length` bytes. OSError of the kernel."""
         limits = self._room.limits()
         with self._lock:
             return self._room.shortage(self._space, padded(length) + PAGE, count, limits)

@@ -69,7 +69,7 @@ class DiskTier:
         self._mutate = threading.Lock()
         self._pending = Pending()
         self._closed = False
-        self._place = TierPlace(directory)
+        self.place = TierPlace(directory)
         try:
             self._open(directory, capacity, floor, max_blocks, map_bytes, segment_bytes)
         except BaseException as error:
@@ -103,7 +103,7 @@ class DiskTier:
             self._files.close()
         if hasattr(self, "_index"):
             self._index.close(clean=False)
-        self._place.release()
+        self.place.release()
 
     # --- reading
 
@@ -271,7 +271,7 @@ class DiskTier:
         IndexDamaged, DiskGone.
         """
         with self._troubles.noted():
-            self._place.check()
+            self.place.check()
             if touched := self._pending.take_touched():
                 with self._mutate:
                     self._index.apply(recency=touched)
@@ -298,8 +298,9 @@ class DiskTier:
         return self._files.room(length)
 
     def shortage(self, length: int, count: int) -> int | None:
-        """How many blocks must go before `count` more fit; None when even all of them are not enough."""
-        return self._files.shortage(length, count)
+        """How many blocks must go before `count` more fit; None when even all of them are not enough. DiskFault."""
+        with self._troubles.noted():
+            return self._files.shortage(length, count)
 
     def excess(self) -> int:
         """Bytes beyond the capacity, as after it was lowered."""
@@ -313,7 +314,7 @@ class DiskTier:
         One thread at a time. DiskFull, DiskFault: call again later. IndexDamaged: `heal` first.
         """
         with self._troubles.noted(), self._mutate:
-            self._place.check()
+            self.place.check()
             self._drop_bad()
             batch = self._recovery.step(limit)
             self._counters.update(self._recovery.take_counters())
@@ -325,7 +326,7 @@ class DiskTier:
         The catalogue forgets what it has on disk, then calls `recover_step` as at a start. DiskFault, DiskUnusable.
         """
         with self._saves.alone(), self._troubles.noted(), self._mutate:
-            self._place.check()
+            self.place.check()
             self._pending.take_bad()
             self._index.start_anew(self.reason or "healed")
             self._files.disown_all()
@@ -386,7 +387,7 @@ class DiskTier:
             self._troubles.note("DiskFault", f"closing the disk tier: {error.strerror}")
         finally:
             self._files.close()
-            self._place.release()
+            self.place.release()
 
 
 __all__ = ["ENTRY", "Block", "DiskStatistics", "DiskTier", "Entry"]

@@ -28,14 +28,18 @@ class TierPlace:
         facts = os.stat(self.directory)
         return facts.st_dev, facts.st_ino
 
-    def check(self) -> None:
-        """DiskGone when the path leads elsewhere by now, or nowhere."""
+    def gone(self) -> DiskGone | None:
+        """Whether the path leads elsewhere by now, or nowhere."""
         try:
             same = self._identity() == self._opened
         except OSError as error:
-            raise DiskGone(f"disk tier: {self.directory} is gone: {error.strerror}") from error
-        if not same:
-            raise DiskGone(f"disk tier: {self.directory} is another directory than the one that was opened")
+            return DiskGone(f"disk tier: {self.directory} is gone: {error.strerror}")
+        return None if same else DiskGone(f"disk tier: {self.directory} is another directory than the one opened")
+
+    def check(self) -> None:
+        """DiskGone when it is."""
+        if (gone := self.gone()) is not None:
+            raise gone
 
     def release(self) -> None:
         """Another owner may have it."""

@@ -69,7 +69,8 @@ class Troubles:
             self.note_error(error)
             raise
         except OSError as error:
-            fault = DiskFault(error.strerror or str(error))
+            reason = error.strerror or str(error)
+            fault = DiskFault(f"{error.filename}: {reason}" if error.filename else reason)
             self.note_error(fault)
             raise fault from error
 
