@@ -51,6 +51,9 @@ def _files(patient: Patient) -> list[Finding]:
         elif facts.trouble == "superblock":
             text = f"{facts.path}: its first page is damaged; footers name their own slots, so no block is lost by it"
             found.append(fault("segment-superblock", text, "it is written anew", mend.superblock(facts.path)))
+        elif facts.trouble == "unfinished":
+            text = f"{facts.path} was being made; it has no first page yet"
+            found.append(note("segment-superblock", text, "it is written, or removed", mend.superblock(facts.path)))
         elif facts.trouble:
             text = f"{facts.path} can't be read: {facts.trouble}"
             found.append(fault("segment-missing", text, "make it readable, or remove it and lose its blocks"))
@@ -72,7 +75,10 @@ def _index(patient: Patient) -> list[Finding]:
         # One that a kill left half made, or that a start died of, is thrown away by the next start as it is.
         make = note if (directory / "opening").exists() else fault
         found.append(make("index-damaged", f"the index {directory} can't be trusted: {rows.trouble}", way, aside))
-    if rows.other_format is not None:
+    if rows.unfinished:
+        text = f"the index {directory} was being made; it has no format yet"
+        found.append(note("index-distrusted", text, way, aside))
+    elif rows.other_format is not None:
         text = f"the index is of format {rows.other_format}, this version writes {INDEX_FORMAT.decode()}"
         found.append(note("index-format", text, way, aside))
     if rows.damaged:
@@ -93,6 +99,7 @@ def _both_ways(patient: Patient) -> list[Finding]:
     rows, slots = patient.index, patient.segments
     if (
         rows.trouble
+        or rows.unfinished
         or rows.other_format is not None
         or any(facts.trouble.startswith("format") for facts in slots.files)
     ):

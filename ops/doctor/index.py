@@ -21,7 +21,8 @@ TRIES = 4
 @dataclass
 class IndexRows:
     """`entries`: dtype ENTRY, those whose CRC holds. `damaged`: rows whose CRC does not. `trouble`: why there are no
-    rows although there is a file. `rebuilding`: it does not know every slot yet, by its own note.
+    rows although there is a file. `unfinished`: a kill came before it had a format. `rebuilding`: it does not know
+    every slot yet, by its own note.
     """
 
     there: bool = False
@@ -30,6 +31,7 @@ class IndexRows:
     trouble: str = ""
     other_format: str | None = None
     rebuilding: bool = False
+    unfinished: bool = False
 
 
 def read_index(directory: Path, *, live: bool = False) -> IndexRows:
@@ -72,7 +74,9 @@ def _parsed(dump: bytes) -> IndexRows:
     line, _, raw = dump.partition(b"\n")
     head = json.loads(line)
     found = IndexRows(there=True, damaged=head["damaged"], rebuilding=head["rebuilding"])
-    if head["format"] != FORMAT.decode():
+    if head["format"] is None and not found.damaged:
+        found.unfinished = True
+    elif head["format"] != FORMAT.decode():
         found.other_format = str(head["format"])
     elif len(raw) % ROW_BYTES:
         found.trouble = f"it gives rows of {len(raw):,} bytes in all, which is no multiple of {ROW_BYTES}"

@@ -26,8 +26,11 @@ def dump(directory: str, out: BinaryIO) -> None:
     """
     environment: Any = lmdb.open(directory, readonly=True, max_dbs=4, readahead=False, create=False)
     with environment:
-        table = _again(environment, partial(environment.open_db, b"meta", create=False))
-        stored = _again(environment, partial(_small_records, environment, table))
+        try:
+            table = _again(environment, partial(environment.open_db, b"meta", create=False))
+            stored = _again(environment, partial(_small_records, environment, table))
+        except lmdb.NotFoundError:  # a kill in the first start may come before it is made
+            stored = {}
         meta = {name: unsealed(name, value) for name, value in stored.items()}
         form = meta.get(b"format")
         head = {

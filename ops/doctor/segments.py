@@ -24,7 +24,8 @@ from shared.fileio import FileIO
 @dataclass
 class SegmentFacts:
     """One file. `needs`: bytes that its slots take, `size`: that it has; `allocated`: that the file system gives it;
-    `counted`: of slots that hold data. `trouble`: "", "superblock", "format N", or an error's text.
+    `counted`: of slots that hold data. `trouble`: "", "superblock", "unfinished" (none was written yet), "format N",
+    or an error's text.
     """
 
     path: Path
@@ -91,12 +92,13 @@ def _read_file(found: Segments, path: Path, fd: int, *, payloads: bool) -> None:
     facts = os.fstat(fd)
     entry = SegmentFacts(path, number, size=facts.st_size, allocated=facts.st_blocks * 512)
     found.files.append(entry)
-    block = unpack_superblock(os.pread(fd, PAGE, 0))
+    page = os.pread(fd, PAGE, 0)
+    block = unpack_superblock(page)
     if block is not None and block.version != FORMAT:
         entry.trouble, entry.version = f"format {block.version}", block.version
         return
     if block is None or (block.number, block.payload_bytes) != (number, payload_bytes):
-        entry.trouble = "superblock"
+        entry.trouble = "superblock" if any(page) else "unfinished"
         slots = (facts.st_size - PAGE) // (payload_bytes + PAGE)  # as the store would write it anew
         if slots < 1 or payload_bytes % PAGE or not payload_bytes:
             return

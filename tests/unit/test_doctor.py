@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 from click.testing import CliRunner
 
@@ -229,6 +230,20 @@ def _an_index_of_random_bytes(home: Home) -> None:
     data = home.places.store / "index" / "data.mdb"
     kept = data.read_bytes()[:8192]
     data.write_bytes(kept + os.urandom(data.stat().st_size - 8192))
+
+
+@plant("segment-superblock", N)
+def _a_segment_that_was_being_made(home: Home) -> None:
+    path = home.segment.with_name(f"00007-{PADDED}.seg")
+    path.touch(mode=0o600)
+    os.truncate(path, PAGE + 4 * (PADDED + PAGE))
+
+
+@plant("index-distrusted", N)
+def _an_index_that_was_being_made(home: Home) -> None:
+    shutil.rmtree(home.places.store / "index")
+    (home.places.store / "index").mkdir(mode=0o700)
+    lmdb.open(str(home.places.store / "index"), max_dbs=4, mode=0o600).close()
 
 
 @plant("index-format", N)
