@@ -36,6 +36,8 @@ class Durable:
         self._syncing = trio.CapacityLimiter(1)
         self._filling = trio.CapacityLimiter(1)
         self.reason = ""
+        self.slowest_write_s = 0.0
+        """The longest that a journal write has held up the event loop; a kernel that throttles writers shows here."""
 
     async def recover(self) -> Recovered:
         """What earlier lives promised; PlaceError when it can't be read or continued."""
@@ -69,7 +71,9 @@ class Durable:
                 self._faults.at("journal_before_accept")
             if steps:
                 self._faults.at("scheduler_before_step")
+            begun = time.perf_counter()
             self.journal.append(records)
+            self.slowest_write_s = max(self.slowest_write_s, time.perf_counter() - begun)
         except (JournalError, FaultInjected) as error:
             self.reason = str(error)
             self._complain("journal", self.reason)

@@ -50,7 +50,8 @@ def picture(shell: "Scheduler") -> dict[str, Any]:
             **cached,
             "share": round(sum(cached.values()) / prompt, 4) if prompt else 0.0,
         },
-        "journal": shell.durable.journal.statistics(),
+        "journal": shell.durable.journal.statistics()
+        | {"slowest_write_ms": round(1000 * shell.durable.slowest_write_s, 1)},
         "ledger": {"waiting": shell.durable.ledger.waiting, "lost": shell.durable.ledger.lost},
         "feed": {"connected": shell.feed.connected, "synced": shell.feed.synced, "due": shell.feed.due},
         "counters": counters,

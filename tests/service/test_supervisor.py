@@ -16,6 +16,7 @@ from ops.supervise.supervisor import yield_cores
 from shared.messages.hello import Snapshot, Status
 from shared.paths import Places
 from shared.peers import Peer, wait_exit
+from shared.testing import ended
 
 SERVICE = "detokenizer"
 
@@ -76,6 +77,24 @@ async def test_sighup_is_a_planned_restart(places: Places) -> None:
         first = await next_life(places, 0)
         process.send_signal(signal.SIGHUP)
         assert (await next_life(places, first.incarnation)).incarnation == 2
+
+
+async def test_a_service_is_held_stopped_until_its_supervisor_may_become_the_next(places: Places) -> None:
+    async with supervised(places) as process:
+        first = await next_life(places, 0)
+        process.send_signal(signal.SIGUSR2)  # nobody asked it to hold: nothing happens
+        process.send_signal(signal.SIGUSR1)
+        with trio.fail_after(30):
+            await wait_exit(first.pid)
+        process.send_signal(signal.SIGUSR2)
+        second = await next_life(places, first.incarnation)
+        assert second.incarnation == 2
+        assert (places.run / f"{SERVICE}.supervisor").read_text() == f"{process.pid}\n"
+        process.send_signal(signal.SIGUSR1)
+        with trio.fail_after(30):
+            await wait_exit(second.pid)
+            process.terminate()  # a stop goes before a hold
+            assert await ended(process) == 0
 
 
 async def test_i08_sigterm_leaves_no_process_and_no_socket(places: Places) -> None:
