@@ -69,9 +69,14 @@ async def test_a_step_that_never_returns_ends_the_worker_and_is_computed_again()
 
 
 async def test_s04_a07_a_stopped_store_costs_a_bounded_wait_each_and_then_none() -> None:
-    """Nobody ends it: its supervisor is patient. Behind it stands a slow disk with a flood of writes."""
+    """Nobody ends it: its supervisor is patient. Behind it stands a disk that writes a batch in 1.5 s, with a flood of
+    writes: no decode waits for it.
+    """
     patient = {"PERDURE_SUPERVISE__HANG_S": "600", "PERDURE_FAULTS__MAX_POOL_BLOCKS": "24"}
-    async with stack(**patient, **hooks(store_before_data="delay:1")) as made, client_of(made) as client:
+    async with (
+        stack(**patient, **hooks(store_before_data="delay:1", store_commit_index="delay:0.5")) as made,
+        client_of(made) as client,
+    ):
         for number in range(8):
             await right(client, number)
         await settled(made)  # nothing is locked while the disk is busy
