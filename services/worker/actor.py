@@ -59,8 +59,6 @@ class Worker(Actor):
         self._runner: Runner | None = None
         self._plans = self._transfers_queued = 0
         self._worked = 0.0
-        self._step_watch = Watchdog("step", config.supervise.step_s)
-        self._copy_watch = Watchdog("copies", config.supervise.step_s)
         self.dial("scheduler")
 
     async def start(self) -> None:
@@ -77,6 +75,9 @@ class Worker(Actor):
             self._stop_lanes()
             raise
         self._loading = ("ready", 1.0)
+        expected = self._runner.largest_step_s / self.config.scheduler.step_tokens
+        self._step_watch = Watchdog("step", self.config.supervise.step_s, expected=expected)
+        self._copy_watch = Watchdog("copies", self.config.supervise.step_s)
         self.nursery.start_soon(self._watch)
         if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory unused
             self.nursery.start_soon(self._prefault)

@@ -9,6 +9,7 @@ from shared.config import Config
 from shared.kv import KVLayout
 from shared.machine import forget_peak, resident_bytes
 
+MEASURED_LAYERS = 2
 DECODE_CONTEXT = 256
 """Context of the dummy's decodes; what they gather is bounded by the backend, not by their number."""
 
@@ -30,10 +31,12 @@ def measure_largest_step(decoder: Decoder, layout: KVLayout, config: Config, con
     decode = min(DECODE_CONTEXT, reach) - 1
     plan += [(decode, torch.zeros(1, dtype=torch.int64), table, True)] * (rows - 1)
     kv = PagedKV(bytearray(layout.block_bytes), layout)
-    decoder.forward(make_batch(plan[-1:]), kv, layers=2)  # what only a first run allocates is not the step's
+    decoder.forward(
+        make_batch(plan[-1:]), kv, layers=MEASURED_LAYERS
+    )  # what only a first run allocates is not the step's
     if not forget_peak():
         return None
     before, _ = resident_bytes()
-    decoder.forward(make_batch(plan), kv, layers=2)
+    decoder.forward(make_batch(plan), kv, layers=MEASURED_LAYERS)
     _, peak = resident_bytes()
     return max(0, peak - before)

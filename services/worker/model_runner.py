@@ -1,5 +1,6 @@
 """Runs a real model: opens and loads it, sizes the pool by a step of the largest size, feeds the scheduler's rows."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from kernels import choose_backend
 from kernels.batch import make_batch
 from kernels.paged import PagedKV
-from services.worker.largest_step import measure_largest_step
+from services.worker.largest_step import MEASURED_LAYERS, measure_largest_step
 from services.worker.models.decoder import Decoder
 from services.worker.models.registry import FAMILIES
 from services.worker.page_store import PageStore
@@ -57,7 +58,9 @@ class ModelRunner:
             progress=lambda done, total: progress("loading weights", done / total),
         )
         progress("sizing the pool", 0.0)
+        begun = time.perf_counter()
         step = measure_largest_step(self._decoder, layout, config, context)
+        self._largest_step_s = (time.perf_counter() - begun) / MEASURED_LAYERS * spec.layers
         demand = Demand(expected.weights, expected.step if step is None else step, loaded=True)
         size = size_pool(config, layout, demand, available_memory())
         if size.warning:
@@ -101,6 +104,11 @@ class ModelRunner:
     def facts(self) -> KVFacts:
         """`ready.kv`."""
         return self._ready.kv
+
+    @property
+    def largest_step_s(self) -> float:
+        """By the layers of it that ran when the pool was sized."""
+        return self._largest_step_s
 
     def _paged(self, pool: PageStore) -> PagedKV:
         if self._view is None or self._view[0] is not pool:

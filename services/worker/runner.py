@@ -50,6 +50,10 @@ class Runner(Protocol):
     def facts(self) -> KVFacts:
         """`ready.kv`."""
 
+    @property
+    def largest_step_s(self) -> float:
+        """Seconds that a step of the most tokens may take, as estimated at load; 0 when it is no time at all."""
+
     def step(self, rows: Sequence[Row], pool: PageStore) -> StepOutput:
         """Feeds all rows in one pass, writes their KV into `pool`; blocking, always in the same thread.
 

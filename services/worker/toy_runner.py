@@ -72,6 +72,11 @@ class ToyRunner:
         """`ready.kv`."""
         return self._ready.kv
 
+    @property
+    def largest_step_s(self) -> float:
+        """Microseconds a token."""
+        return 0.0
+
     def step(self, rows: Sequence[Row], pool: PageStore) -> StepOutput:
         """Writes the KV of all rows' tokens, then draws for the rows that sample. BadRow before anything is written."""
         spans = [checked(row, self._ready) for row in rows]

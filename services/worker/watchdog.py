@@ -16,8 +16,6 @@ T = TypeVar("T")
 
 SLACK = 20.0
 """How many times longer than measured work of its size a job may take."""
-UNMEASURED = 10.0
-"""How many times `least_s` the first job of a life may take: nothing is known of this machine and model yet."""
 FADE = 0.95
 """By which the slowest measured rate is lowered with each job, so that one slow moment does not count for ever."""
 
@@ -39,23 +37,22 @@ class _Job:
 
 
 class Watchdog:
-    """Watches one lane's jobs. `least_s`: no shorter limit is ever set; 0: nothing counts as hung.
+    """Watches one lane's jobs. `least_s`: no shorter limit is ever set; 0: nothing counts as hung. `expected`: seconds
+    per unit of size, from before the first job.
 
     `around` runs in the lane's thread, `tick` in the event loop; they share single references only.
     """
 
-    def __init__(self, what: str, least_s: float) -> None:
+    def __init__(self, what: str, least_s: float, *, expected: float = 0.0) -> None:
         self._what = what
         self._least_s = least_s
-        self._slowest = 0.0
+        self._slowest = expected
         self._job: _Job | None = None
         self._seen: _Job | None = None
         self._age = 0.0
 
     def limit_s(self, size: int) -> float:
         """Seconds that a job of this size may take; size is the tokens of a step, or a number of copies."""
-        if not self._slowest:
-            return UNMEASURED * self._least_s
         return max(self._least_s, SLACK * self._slowest * size)
 
     def around(self, size: int, job: Callable[[], T]) -> Callable[[], T]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from services.worker import watchdog
-from services.worker.watchdog import SLACK, UNMEASURED, Hung, Watchdog
+from services.worker.watchdog import SLACK, Hung, Watchdog
 
 
 @contextmanager
@@ -50,8 +50,8 @@ def rate(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_job_that_goes_on_past_its_limit_is_hung_and_one_that_ends_is_not() -> None:
     dog = Watchdog("step", 2.0)
     with hanging(dog, 5):
-        assert ticks_until_hung(dog) == UNMEASURED * 2 + 1
-        assert dog.tick(1.0) == Hung("step", 5, UNMEASURED * 2 + 2, UNMEASURED * 2)
+        assert ticks_until_hung(dog) == 3
+        assert dog.tick(1.0) == Hung("step", 5, 4.0, 2.0)
     assert dog.tick(1000.0) is None
 
 
@@ -67,6 +67,10 @@ def test_the_limit_follows_measured_work_of_its_size_but_is_never_less_than_the_
     assert dog.limit_s(8) == 2.0
     with hanging(dog, 8):
         assert ticks_until_hung(dog) == 3
+
+
+def test_before_the_first_job_the_expected_rate_counts() -> None:
+    assert Watchdog("step", 2.0, expected=0.5).limit_s(3) == SLACK * 1.5
 
 
 def test_only_ticks_count_as_time_and_each_job_begins_at_none() -> None:
