@@ -46,6 +46,10 @@ class KVConfig(Section, frozen=True):
     block_tokens: int = 0
     """Tokens a block, a power of two; 0: the one whose block is nearest 1 MiB."""
     prefix_cache: bool = True
+    huge_pages: str = "auto"
+    """auto (ask, and show in status what came of it), on (and warn when there are none), off."""
+    lock_memory: bool = False
+    """Keep the pool from being swapped out; needs RLIMIT_MEMLOCK."""
 
 
 class SchedulerConfig(Section, frozen=True):
@@ -83,6 +87,10 @@ class StoreConfig(Section, frozen=True):
     disk_floor: float = 0.05
     """Share of the file system that is left free."""
     arena_dir: str = "/dev/shm"
+    huge_pages: str = "auto"
+    """auto (ask, and show in status what came of it), on (and warn when there are none), off."""
+    lock_memory: bool = False
+    """Keep the arena from being swapped out; needs RLIMIT_MEMLOCK."""
 
 
 class FrontConfig(Section, frozen=True):

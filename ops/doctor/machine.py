@@ -93,7 +93,7 @@ def _name_of(uid: int) -> str:
 def _memlock(patient: Patient) -> list[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     wanted = patient.config.store.host_bytes
-    if soft == resource.RLIM_INFINITY or soft >= wanted or os.geteuid() == 0:
+    if not patient.config.store.lock_memory or soft == resource.RLIM_INFINITY or soft >= wanted or os.geteuid() == 0:
         return []
     text = f"store.lock_memory asks to lock {wanted:,} bytes, RLIMIT_MEMLOCK allows {soft:,}: the arena may be swapped"
     return [warning("memlock-low", text, "raise memlock in /etc/security/limits.conf (or LimitMEMLOCK=)")]

@@ -22,6 +22,7 @@ from services.store.disk.errors import DiskTierError
 from services.store.disk.tier import DiskTier
 from shared.config import Config, StoreConfig
 from shared.faults import Faults
+from shared.large_memory import LargeMemory, Wish
 from shared.paths import Places
 
 BATCH = 1 << 16
@@ -49,6 +50,7 @@ class Opened:
     recovery: Recovery | None = None
     notes: list[str] = field(default_factory=list)
     adopted: dict[str, int] = field(default_factory=dict)
+    large: LargeMemory | None = None
 
 
 def _open_arena(places: Places, config: StoreConfig, log: Log, notes: list[str]) -> Arena | None:
@@ -80,6 +82,14 @@ def _open_arena(places: Places, config: StoreConfig, log: Log, notes: list[str])
     return None
 
 
+def _large(arena: Arena, config: StoreConfig, log: Log) -> LargeMemory:
+    wish = Wish(config.huge_pages, config.lock_memory)
+    large = LargeMemory(f"the arena {arena.path}", "store", arena.buffer, wish, arena.path)
+    for warning in large.warnings:
+        log.warning("arena_memory", reason=warning)
+    return large
+
+
 def open_disk(directory: Path, config: Config, faults: Faults) -> tuple[DiskTier | None, str]:
     """(tier, "") or (None, why there is none)."""
     if not config.store.disk_bytes:
@@ -98,7 +108,8 @@ def open_disk(directory: Path, config: Config, faults: Faults) -> tuple[DiskTier
 
 
 def open_store(places: Places, config: Config, faults: Faults, log: Log) -> Opened:
-    """Both tiers and the catalogue, recovered."""
+    """Both tiers and the catalogue, recovered. ConfigError for a key that means nothing."""
+    Wish(config.store.huge_pages).checked("store")
     notes: list[str] = []
     arena = _open_arena(places, config.store, log, notes)
     if arena is None:
@@ -108,7 +119,7 @@ def open_store(places: Places, config: Config, faults: Faults, log: Log) -> Open
     if disk is not None:
         starts, epoch = max(starts, disk.get_number("starts")), max(epoch, disk.get_number("epoch"))
     catalog = Catalog(arena.headers, starts=starts + 1, epoch=epoch, max_slots=config.faults.max_host_blocks)
-    opened = Opened(arena, catalog, disk, reason, notes=notes)
+    opened = Opened(arena, catalog, disk, reason, notes=notes, large=_large(arena, config.store, log))
     recovery = Recovery(catalog)
     recovery.expect(disk.statistics().blocks if disk is not None else 0)
     readable: DiskTier | None = None

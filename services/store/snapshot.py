@@ -1,6 +1,7 @@
 """What `perdure status` shows of the store, as plain values.
 
 tiers.host, tiers.disk: capacity, used (blocks and bytes), hits, evictions, losses, state and its reason.
+tiers.host.memory: huge pages and locking of the arena, see LargeMemory.facts.
 tiers.disk: `failures`, failed tries of the lane; `unreadable`, blocks whose disk copy was gone or bad; `unclaimed`, blocks
 that a rebuild of the index has not come to yet; `troubles`, by kind.
 lookups: asked, misses. leases, grants, staging: what is out now. note: what a person should know, "" if nothing.
@@ -31,6 +32,7 @@ def snapshot(opened: Opened, lane: DiskLane, arena_trouble: str) -> dict[str, An
                 "path": str(arena.path),
                 "recovered": arena.recovered,
                 "bytes": arena.geometry.total,
+                "memory": opened.large.facts() if opened.large is not None else {},
                 "capacity": facts.host_capacity,
                 "used": facts.host_used,
                 "used_bytes": facts.host_bytes,

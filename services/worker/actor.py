@@ -27,6 +27,7 @@ from services.worker.transfer import Transfers
 from services.worker.watchdog import Watchdog
 from shared.actor import Actor, on
 from shared.config import Config
+from shared.large_memory import Wish
 from shared.messages import Head, Message
 from shared.messages.base import pack_u64
 from shared.messages.engine import Idle, Plan, Quiesce, Result, RowResult, Transfer, Transferred
@@ -68,7 +69,10 @@ class Worker(Actor):
         try:
             self._runner = await self._compute.run(partial(load_runner, self.config, self.places, self._progress))
             facts = self._runner.facts
-            self._pool = PageStore(facts.blocks, facts.block_bytes)
+            wish = Wish(self.config.kv.huge_pages, self.config.kv.lock_memory)
+            self._pool = PageStore(facts.blocks, facts.block_bytes, wish)
+            for warning in self._pool.large.warnings:
+                self.log.warning("pool_memory", reason=warning)
             self._steps = Steps(self._runner, self._pool, self.faults)
             self._transfers = Transfers(self._pool, self.faults)
         except BaseException:
@@ -209,8 +213,8 @@ class Worker(Actor):
 
         Then also `model`, `architecture`, `backend`, `numerics`, `max_context`, `block_tokens`, `kv_dtype`, `limits`;
         `epoch` (null between schedulers), `plans` (queued or running), `hung_after_s` (of a step of one token, of
-        one copy), `pool` (blocks, block_bytes, prefaulted bytes), `steps` and `transfers` (totals since start, see
-        StepStatistics and TransferStatistics).
+        one copy), `pool` (blocks, block_bytes, prefaulted bytes, and what LargeMemory.facts says), `steps` and
+        `transfers` (totals since start, see StepStatistics and TransferStatistics).
         """
         what, share = self._loading
         if self._runner is None or not self.ready:
@@ -231,7 +235,7 @@ class Worker(Actor):
             "epoch": self._epoch,
             "plans": self._plans,
             "hung_after_s": {"step": self._step_watch.limit_s(1), "copies": self._copy_watch.limit_s(1)},
-            "pool": asdict(self._pool.statistics()),
+            "pool": asdict(self._pool.statistics()) | self._pool.large.facts(),
             "steps": asdict(self._steps.statistics()),
             "transfers": asdict(self._transfers.statistics()),
         }

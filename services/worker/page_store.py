@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.config import ConfigError
+from shared.large_memory import LargeMemory, Wish
 
 POISON = 0xFF
 """Byte of poisoned blocks: fp32, fp16 and bf16 all read it as NaN, so what multiplies it shows."""
 
-_MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -42,7 +42,7 @@ class PageStore:
     same bytes as uint8 [nblocks, block_bytes]. Both stay valid for the life of this object: nothing is ever unmapped.
     """
 
-    def __init__(self, nblocks: int, block_bytes: int) -> None:
+    def __init__(self, nblocks: int, block_bytes: int, wish: Wish | None = None) -> None:
         if nblocks < 1 or block_bytes < 1:
             raise ValueError(f"a pool needs at least one block of one byte, not {nblocks} of {block_bytes}")
         self.nblocks = nblocks
@@ -55,7 +55,7 @@ class PageStore:
         self.memory = memoryview(self._map)
         self.blocks: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8).reshape(nblocks, block_bytes)
         self._prefaulted = 0
-        self._advise(_MADV_HUGEPAGE, 0, self.nbytes)  # best effort: 2 MiB pages make first touch and TLB cheaper
+        self.large = LargeMemory("the pool", "kv", self.memory, wish or Wish())
 
     def _advise(self, advice: int, start: int, length: int) -> bool:
         # Not mmap.madvise: that one holds the GIL while the kernel works.

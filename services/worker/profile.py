@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shared.config import Config, ConfigError
 from shared.kv import BLOCK_TOKENS, DTYPE_BYTES, KVLayout
+from shared.large_memory import Wish
 from shared.model.spec import ModelSpec
 
 RESERVE_SHARE = 0.05
@@ -42,6 +43,7 @@ def check_settings(config: Config) -> None:
             f"kv.block_tokens is {kv.block_tokens}; write a power of two up to {BLOCK_TOKENS[-1]}, "
             "or 0 for the one whose block is nearest 1 MiB"
         )
+    Wish(kv.huge_pages).checked("kv")
     for name, value in (("model.max_context", model.max_context), ("model.threads", model.threads)):
         if value < 0:
             raise ConfigError(f"{name} is {value}; write a positive number, or 0 for the default")
