@@ -77,7 +77,7 @@ def _index(patient: Patient) -> list[Finding]:
         found.append(make("index-damaged", f"the index {directory} can't be trusted: {rows.trouble}", way, aside))
     if rows.unfinished:
         text = f"the index {directory} was being made; it has no format yet"
-        found.append(note("index-distrusted", text, way, aside))
+        found.append(note("index-distrusted", text, "the next start makes it from the footers"))
     elif rows.other_format is not None:
         text = f"the index is of format {rows.other_format}, this version writes {INDEX_FORMAT.decode()}"
         found.append(note("index-format", text, way, aside))

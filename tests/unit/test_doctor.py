@@ -239,7 +239,7 @@ def _a_segment_that_was_being_made(home: Home) -> None:
     os.truncate(path, PAGE + 4 * (PADDED + PAGE))
 
 
-@plant("index-distrusted", N)
+@plant("index-distrusted", N, mended=False)
 def _an_index_that_was_being_made(home: Home) -> None:
     shutil.rmtree(home.places.store / "index")
     (home.places.store / "index").mkdir(mode=0o700)
