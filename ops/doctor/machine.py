@@ -18,9 +18,8 @@ FIRST_PERSON = 1000
 
 def check_machine(patient: Patient, *, root: Path = ROOT, uid: int | None = None) -> list[Finding]:
     """`root`, `uid`: for tests."""
-    found = [*_shared_memory(patient), *_logind(patient, root, os.getuid() if uid is None else uid)]
-    if getattr(patient.config.store, "lock_memory", False):
-        found += _memlock(patient)
+    uid = os.getuid() if uid is None else uid
+    found = [*_shared_memory(patient), *_logind(patient, root, uid), *_memlock(patient)]
     if patient.config.faults != FaultsConfig():
         text = "fault hooks are set in [faults]: this stack fails on purpose"
         found.append(warning("fault-hooks", text, "remove them from the configuration and the environment"))
@@ -91,9 +90,19 @@ def _name_of(uid: int) -> str:
 
 
 def _memlock(patient: Patient) -> list[Finding]:
+    """Each process has the limit for itself; root has none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    wanted = patient.config.store.host_bytes
-    if not patient.config.store.lock_memory or soft == resource.RLIM_INFINITY or soft >= wanted or os.geteuid() == 0:
+    if soft == resource.RLIM_INFINITY or os.geteuid() == 0:
         return []
-    text = f"store.lock_memory asks to lock {wanted:,} bytes, RLIMIT_MEMLOCK allows {soft:,}: the arena may be swapped"
-    return [warning("memlock-low", text, "raise memlock in /etc/security/limits.conf (or LimitMEMLOCK=)")]
+    kv, store = patient.config.kv, patient.config.store
+    wishes = [
+        ("kv", "the pool", kv.lock_memory, kv.pool_bytes),
+        ("store", "the arena", store.lock_memory, store.host_bytes),
+    ]
+    found = []
+    for section, what, wanted, nbytes in wishes:
+        if wanted and nbytes > soft:
+            asks = f"{section}.lock_memory asks to lock {nbytes:,} bytes, RLIMIT_MEMLOCK allows {soft:,}"
+            text = f"{asks}: {what} may be swapped out"
+            found.append(warning("memlock-low", text, "raise memlock in /etc/security/limits.conf (or LimitMEMLOCK=)"))
+    return found

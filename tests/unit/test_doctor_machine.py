@@ -1,6 +1,7 @@
 """The doctor's look at the machine around a home, and at what running services say."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def test_shared_memory_smaller_than_the_host_tier_needs(tmp_path: Path) -> None:
     assert small.name == "shm-small"
     assert f"{1 << 60:,}" in small.what
     assert "--shm-size" in small.way_out
+
+
+def test_locked_memory_that_the_limit_does_not_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 19, 1 << 20))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (low,) = check_machine(patient(tmp_path, lock_memory=True))
+    assert low.name == "memlock-low"
+    assert "1,048,576" in low.what
+    assert "524,288" in low.what
+    assert names(check_machine(patient(tmp_path))) == ["machine"], "nobody asks for it"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert names(check_machine(patient(tmp_path, lock_memory=True))) == ["machine"], "root has no limit"
 
 
 def test_fault_hooks_that_are_set(tmp_path: Path) -> None:
