@@ -26,7 +26,7 @@ ABOUT_S = 60.0
 """How long a target may take to appear: the strike before it may have just killed it."""
 END_S = 30.0
 """How long a stack may take to end once its honcho or a supervisor is gone."""
-PAUSE_SHARE = 0.6
+PAUSE_SHARE = 0.4
 """Of `hang_s`: how long a pause lasts at most, so that most services outlive it."""
 LOOP_KILLS = 60
 

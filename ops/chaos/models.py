@@ -42,7 +42,7 @@ long prompt loads 60 blocks, and three lives of a worker without progress end it
 
 COMMON = {
     "PERDURE_SCHEDULER__GRACE_S": "30",
-    "PERDURE_SUPERVISE__MAX_FAILURES": "4",
+    "PERDURE_SUPERVISE__MAX_FAILURES": "6",
 }
 
 
@@ -111,7 +111,7 @@ def toy() -> Subject:
     """Integers: every token depends on every byte of KV before it."""
     settings = {"PERDURE_MODEL__SOURCE": f"toy:{SEED}"} | _tiers(1, "4 MiB", "16 MiB", (160, 220, 700))
     return Subject(
-        "toy", settings, _numbers, families=24, prefix=96, tokens=60, long=700, hang_s=2.5, patience_s=300.0,
+        "toy", settings, _numbers, families=24, prefix=96, tokens=60, long=700, hang_s=4.0, patience_s=300.0,
         customers=6, step_delay_s=0.004, tmpfs_bytes=2 << 20, strict=True,
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def tiny(folder: Path) -> Subject:
         "PERDURE_KV__BLOCK_TOKENS": "16",
     } | _tiers(16, "16 MiB", "64 MiB", (160, 220, 700))
     return Subject(
-        "tiny", settings, _numbers, families=8, prefix=96, tokens=40, long=400, hang_s=4.0, patience_s=300.0,
+        "tiny", settings, _numbers, families=8, prefix=96, tokens=40, long=400, hang_s=6.0, patience_s=300.0,
         customers=5, step_delay_s=0.003, tmpfs_bytes=8 << 20,
     )  # fmt: skip
 

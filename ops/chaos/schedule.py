@@ -29,7 +29,7 @@ WEATHERS = ("calm", "slow_disk", "brittle", "failing_disk", "retraction", "slow_
 """Fault hooks that the stack is started with when a strike has ended it; `models.py` says what they are."""
 PAUSE_EVERY = 6
 """Kills between two pauses."""
-HANG_SHARE = 1 / 6
+HANG_SHARE = 1 / 10
 LONGEST_WAIT_S = 0.5
 
 
