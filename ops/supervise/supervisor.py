@@ -7,9 +7,10 @@ SIGHUP: a planned restart of the service. SIGUSR1: stop it and hold; SIGUSR2 (or
 supervisor that now lies on disk, and start it again. With the two, all services of a stack change their code at once.
 
 The child is spawned from the main thread in a session of its own, so that a terminal's or honcho's signals reach it
-once, through here. Its exit is taken from a pidfd: a proof. A service whose loop writes nothing for `hang_s` is
-killed with SIGKILL, which a stopped process obeys too. Should the supervisor itself be killed while its service is
-stopped, the service is continued by the kernel (PDEATHSIG, set by the service) and finds the watchdog pipe closed.
+once, through here. Its exit is taken from a pidfd: a proof. A service whose loop writes nothing for `hang_s`, and does
+not merely wait for a core, is killed with SIGKILL, which a stopped process obeys too. Should the supervisor itself be
+killed while its service is stopped, the service is continued by the kernel (PDEATHSIG, set by the service) and finds
+the watchdog pipe closed.
 """
 
 import os
@@ -24,6 +25,7 @@ import trio
 
 from ops.supervise.incarnation import next_incarnation
 from ops.supervise.policy import RestartPolicy
+from ops.supervise.silence import hangs, sign_of
 from shared.config import Config
 from shared.paths import Lock, Places
 from shared.peers import wait_exit
@@ -73,6 +75,7 @@ class Child:
         self.ready = False
         self.planned_stop = False
         self.heard = time.monotonic()
+        self.used_s = 0.0
         self.beats = 0
         beat_read, beat_write = os.pipe()
         watch_read, watch_write = os.pipe()
@@ -103,6 +106,7 @@ class Child:
             if not news:
                 return
             self.heard = time.monotonic()
+            self.used_s = sign_of(self.process.pid)[1]
             self.beats += len(news)
             self.ready = self.ready or b"r" in news
 
@@ -209,12 +213,16 @@ class Supervisor:
     async def _kill_if_hung(self, child: Child) -> None:
         while True:
             limit = self.config.hang_s if child.beats else START_S
-            left = child.heard + limit - time.monotonic()
-            if left <= 0:
-                self.log.error("hung", incarnation=child.incarnation, silent_s=limit)
+            state, used_s = sign_of(child.process.pid)
+            if hangs(time.monotonic() - child.heard, limit, state=state, used_s=used_s - child.used_s):
+                self.log.error("hung", incarnation=child.incarnation, silent_s=limit, state=state)
                 child.process.kill()
                 return
-            await trio.sleep(min(left, self.config.hang_s / 4))
+            pause_s, began = self.config.hang_s / 4, time.monotonic()
+            await trio.sleep(pause_s)
+            late_s = time.monotonic() - began - pause_s
+            if late_s > pause_s:  # stopped, or starved ourselves: what we did not hear meanwhile says nothing
+                child.heard += late_s
 
     async def _watch_ancestor(self, pid: int) -> None:
         await wait_exit(pid)

@@ -72,6 +72,30 @@ async def test_a_hung_service_is_killed_and_started_again(places: Places) -> Non
         assert second.incarnation == 2
 
 
+async def uptime_of(places: Places, *, at_least: float) -> Snapshot:
+    """Its snapshot once the service has been up for so many seconds."""
+    async with admin(places) as node:
+        with trio.fail_after(30):
+            while True:
+                peer = await reach(node, SERVICE, deadline_s=30)
+                assert peer is not None
+                snapshot = await peer.ask(Status(), Snapshot, deadline_s=10)
+                if snapshot.uptime_s >= at_least:
+                    return snapshot
+                await trio.sleep(0.05)  # a poll of the service's own clock
+
+
+async def test_a_supervisor_that_was_stopped_itself_does_not_kill_a_healthy_service(places: Places) -> None:
+    async with supervised(places, PERDURE_SUPERVISE__HANG_S="1.5") as process:
+        first = await next_life(places, 0)
+        for _ in range(2):
+            process.send_signal(signal.SIGSTOP)
+            snapshot = await uptime_of(places, at_least=(await uptime_of(places, at_least=0)).uptime_s + 2.5)
+            process.send_signal(signal.SIGCONT)
+            snapshot = await uptime_of(places, at_least=snapshot.uptime_s + 1)
+            assert snapshot.incarnation == first.incarnation
+
+
 async def test_sighup_is_a_planned_restart(places: Places) -> None:
     async with supervised(places) as process:
         first = await next_life(places, 0)

@@ -1,9 +1,13 @@
 """When a service is started again, and when its supervisor gives up."""
 
+import os
 from pathlib import Path
+
+import pytest
 
 from ops.supervise.incarnation import next_incarnation
 from ops.supervise.policy import LONGEST_PAUSE_S, RestartPolicy
+from ops.supervise.silence import hangs, sign_of
 
 
 def test_only_exits_before_ready_count_and_ready_resets_the_count() -> None:
@@ -47,3 +51,29 @@ def test_incarnations_only_grow_also_over_a_damaged_file(tmp_path: Path) -> None
     (tmp_path / "store").write_text("not a number")
     assert next_incarnation(tmp_path, "store") > 1_000_000
     assert next_incarnation(tmp_path, "worker") == 1
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "state", "used_s", "wanted"),
+    [
+        (9.9, "S", 0.0, False),
+        (10.0, "S", 0.0, True),
+        (10.0, "T", 0.0, True),  # stopped
+        (10.0, "D", 0.0, True),
+        (10.0, "R", 0.1, False),  # starved: it could run, and nobody let it
+        (10.0, "R", 5.0, True),  # spins
+        (59.0, "R", 0.1, False),
+        (60.0, "R", 0.1, True),
+    ],
+)
+def test_a_service_that_only_waits_for_a_core_does_not_hang(
+    silent_s: float, state: str, used_s: float, wanted: bool
+) -> None:
+    assert hangs(silent_s, 10.0, state=state, used_s=used_s) is wanted
+
+
+def test_the_sign_of_a_process_is_read_from_the_kernel() -> None:
+    state, used_s = sign_of(os.getpid())
+    assert state in "RS"
+    assert used_s > 0
+    assert sign_of(1 << 30) == ("X", 0.0)
