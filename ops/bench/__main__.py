@@ -15,6 +15,7 @@ from rich.table import Table
 from ops.bench.catalogue import catalogue
 from ops.bench.copies import copies
 from ops.bench.figures import Figures
+from ops.bench.restore import restore
 from ops.bench.suite import Suite
 from ops.models.download import pull
 from ops.models.progress import shown
@@ -22,7 +23,7 @@ from ops.stack import ROOT, Stack
 from shared.config import ModelConfig
 from shared.paths import default_home
 
-BARE: dict[str, Callable[[int, Figures], None]] = {"catalogue": catalogue, "copies": copies}
+BARE: dict[str, Callable[[int, Figures], None]] = {"catalogue": catalogue, "copies": copies, "restore": restore}
 """Sections that need no running stack and no model."""
 
 SERVED = ("prefill", "batch", "warm", "services", "revival", "overhead")

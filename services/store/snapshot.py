@@ -2,8 +2,8 @@
 
 tiers.host, tiers.disk: capacity, used (blocks and bytes), hits, evictions, losses, state and its reason.
 tiers.host.memory: huge pages and locking of the arena, see LargeMemory.facts.
-tiers.disk: `failures`, failed tries of the lane; `unreadable`, blocks whose disk copy was gone or bad; `unclaimed`, blocks
-that a rebuild of the index has not come to yet; `troubles`, by kind.
+tiers.disk: `failures`, failed tries of the lane; `unreadable`, blocks whose disk copy was gone or bad;
+`unclaimed`, blocks that a rebuild of the index has not come to yet; `troubles`, by kind.
 lookups: asked, misses. leases, grants, staging: what is out now. note: what a person should know, "" if nothing.
 """
 

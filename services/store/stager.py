@@ -1,6 +1,6 @@
 """Disk -> arena: reader threads bring leased blocks into slots of ours; owners are told in order.
 
-    Lookup ─ orders ─► queue ─► READERS tasks, each: one thread call for up to BATCH_BYTES of neighbours
+    Lookup ─ orders ─► queue ─► READERS tasks, each: one thread call for as many as one read of the disk may take
                                   └─► catalogue ─ Staged ─► the lease's owner
 
 The event loop never reads a disk. A read that nobody waits for any more is not begun.
@@ -16,10 +16,12 @@ from services.store.arena.arena import Arena
 from services.store.catalog.catalog import Catalog
 from services.store.catalog.leases import StagedRun, StageOrder
 from services.store.disk.errors import DiskTierError
+from services.store.disk.footer import slot_bytes
+from services.store.disk.slot_io import RUN_BYTES
 from services.store.disk.tier import DiskTier, Entry
 
-READERS = 4
-BATCH_BYTES = 4 << 20
+READERS = 8
+"""Threads that read: while one verifies what it has read, the disk works for the others."""
 
 
 class _Outcome(NamedTuple):
@@ -46,11 +48,11 @@ class Stager:
         batch: list[StageOrder] = []
         nbytes = 0
         for order in orders:
-            batch.append(order)
-            nbytes += order.length
-            if nbytes >= BATCH_BYTES:
+            if batch and nbytes + slot_bytes(order.length) > RUN_BYTES:
                 self._send.send_nowait(batch)
                 batch, nbytes = [], 0
+            batch.append(order)
+            nbytes += slot_bytes(order.length)
         if batch:
             self._send.send_nowait(batch)
         self.pending += len(orders)

@@ -53,6 +53,11 @@ def padded(length: int) -> int:
     return -(-length // PAGE) * PAGE
 
 
+def slot_bytes(length: int) -> int:
+    """What a block of `length` bytes takes of a file, footer included."""
+    return padded(length) + PAGE
+
+
 def _page(magic_and_fields: bytes) -> bytes:
     return (magic_and_fields + _CRC.pack(crc32c.crc32c(magic_and_fields))).ljust(PAGE, b"\0")
 

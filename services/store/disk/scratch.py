@@ -10,7 +10,7 @@ import numpy as np
 
 from services.store.disk.footer import PAGE
 
-_KEPT = 4
+_KEPT = 8
 """Buffers kept for the next caller; more callers at once get buffers that are dropped again."""
 
 
