@@ -4,10 +4,14 @@ Two stacks, alike but for the bench switch, take the same kind of work in turn. 
 acceptance to the last token, and no client follows a request while it runs, so that no client is measured.
 """
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
+from ops.admin import SERVICES
 from ops.bench.bare_stack import BareStack
 from ops.bench.measure import Spread, pool_touched
 from ops.client import Client, connected, new_id
@@ -24,6 +28,23 @@ Fresh = Callable[[int], list[int]]
 Note = Callable[[str, Spread, Spread | None, float, str], None]
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Tokens a second, and the CPU seconds that all services took together, of one batch."""
+
+    rate: float
+    cpu_s: float
+
+
+def _cpu_s(stack: Stack) -> float:
+    """CPU seconds of all services so far, in user and kernel mode."""
+    ticks = 0
+    for service in SERVICES:
+        fields = Path(f"/proc/{stack.pid(service)}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 async def _ended(stack: Stack) -> int:
     scheduler = (await stack.snapshots())["scheduler"]
     return int(scheduler.data["counters"]["finished_length"]) if scheduler is not None else 0
@@ -34,10 +55,10 @@ async def _finish(client: Client, request_id: str) -> Finish:
         return (await stream.result()).finish
 
 
-async def rate(stack: Stack, prompts: list[list[int]]) -> float:
-    """New tokens a second of so many detached requests at once."""
+async def cost(stack: Stack, prompts: list[list[int]]) -> Cost:
+    """Of so many detached requests at once."""
     sampling = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-    before = await _ended(stack)
+    before, cpu_s = await _ended(stack), _cpu_s(stack)
     async with connected(stack.places) as client:
         requests = [Generate(id=new_id(), ids=pack_u32(ids), sampling=sampling, detached=True) for ids in prompts]
         for request in requests:
@@ -45,26 +66,31 @@ async def rate(stack: Stack, prompts: list[list[int]]) -> float:
                 await stream.accepted()
         while await _ended(stack) < before + len(prompts):  # noqa: ASYNC110 - other processes
             await trio.sleep(POLL_S)
+        cpu_s = _cpu_s(stack) - cpu_s
         finishes = [await _finish(client, request.id) for request in requests]
     cached = sum(finish.usage.cached_tokens for finish in finishes)
     if cached:
         raise RuntimeError(f"{cached} tokens came from the cache, which was to have nothing")
-    return len(prompts) * TOKENS / max(finish.timing.total_s for finish in finishes)
+    return Cost(len(prompts) * TOKENS / max(finish.timing.total_s for finish in finishes), cpu_s)
 
 
 async def overhead(settings: dict[str, str], fresh: Fresh, note: Note, rounds: int) -> None:
     """Both batches, in turn on both stacks, the order swapped each round."""
     with Stack(settings) as durable, BareStack(settings) as bare:
-        found: dict[tuple[Stack, int], list[float]] = {(stack, n): [] for stack in (durable, bare) for n in BATCHES}
+        found: dict[tuple[Stack, int], list[Cost]] = {(stack, n): [] for stack in (durable, bare) for n in BATCHES}
         for stack in (durable, bare):
             await stack.start()
             await pool_touched(stack)
-            await rate(stack, [fresh(PROMPT)])
+            await cost(stack, [fresh(PROMPT)])
         for number in range(rounds):
             for batch in BATCHES:
                 for stack in (durable, bare) if number % 2 else (bare, durable):
-                    found[stack, batch].append(await rate(stack, [fresh(PROMPT) for _ in range(batch)]))
+                    found[stack, batch].append(await cost(stack, [fresh(PROMPT) for _ in range(batch)]))
         for batch in BATCHES:
-            ours, theirs = Spread.of(found[durable, batch]), Spread.of(found[bare, batch])
-            name = f"batch {batch}, journal and write-through on, tokens/s (alternative: both off)"
-            note(name, ours, theirs, ours.median / theirs.median, ">= 0.97")
+            name = f"batch {batch}, journal and write-through on, {{}} (alternative: both off)"
+            ours = Spread.of([one.rate for one in found[durable, batch]])
+            theirs = Spread.of([one.rate for one in found[bare, batch]])
+            note(name.format("tokens/s"), ours, theirs, ours.median / theirs.median, ">= 0.97")
+            ours = Spread.of([one.cpu_s for one in found[durable, batch]])
+            theirs = Spread.of([one.cpu_s for one in found[bare, batch]])
+            note(name.format("CPU s of all services"), ours, theirs, ours.median / theirs.median, "none: says why")
