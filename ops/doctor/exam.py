@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from ops.doctor.arena import check_arena
 from ops.doctor.clock import check_clock
@@ -14,7 +15,7 @@ from ops.doctor.machine import check_machine
 from ops.doctor.numbers import check_numbers
 from ops.doctor.patient import Patient
 from ops.doctor.places_check import check_places
-from ops.doctor.report import Finding, Level, Report, ok
+from ops.doctor.report import Finding, Level, Report, fault, ok
 from ops.doctor.running import Told, check_running
 from shared.config import Config
 from shared.paths import Lock, Places, private_dir
@@ -55,10 +56,17 @@ def _examine(patient: Patient, told: Told, remove_dead_arenas: bool) -> Report:
     if not home.is_dir():
         report.findings.append(ok("home", f"there is no home at {home}; `perdure serve` makes one"))
         return report
-    for check in CHECKS:
-        report.findings += check(patient)
-    report.findings += check_dead_arenas(patient, unknown_too=remove_dead_arenas)
-    report.findings += check_running(told)
+    checks: list[Callable[[Patient], list[Finding]]] = [
+        *CHECKS,
+        partial(check_dead_arenas, unknown_too=remove_dead_arenas),
+        lambda patient: check_running(told),
+    ]
+    for check in checks:
+        try:
+            report.findings += check(patient)
+        except OSError as error:
+            text = f"a check could not look: {error}"
+            report.findings.append(fault("unreadable", text, "make the home readable for the user who runs the stack"))
     report.seconds = time.monotonic() - began
     return report
 

@@ -39,12 +39,17 @@ class Patient:
     @property
     def store_lives(self) -> bool:
         """Whether arena and disk tier may change while we look."""
-        return "store" in self.alive
+        return self._stack_runs or "store" in self.alive
 
     @property
     def journal_lives(self) -> bool:
         """Whether a scheduler writes while we look."""
-        return "scheduler" in self.alive
+        return self._stack_runs or "scheduler" in self.alive
+
+    @cached_property
+    def _stack_runs(self) -> bool:
+        """Whether somebody holds the home: another environment may mean another run dir."""
+        return not self.alone and holder(self.places.lock) is not None
 
     @property
     def arena_path(self) -> Path:

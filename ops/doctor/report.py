@@ -21,6 +21,7 @@ NAMES = frozenset(
     {
         # the home and its surroundings
         "home",
+        "unreadable",
         "home-mode",
         "home-owner",
         "identity-key",

@@ -83,6 +83,9 @@ def _integrity(role: str, answer: Integrity) -> list[Finding]:
     name = "pool-conservation" if role == "scheduler" else "arena-conservation"
     if answer.complaint:
         return [fault(name, f"{role}: {answer.complaint}", f"`perdure restart {role}`, and report it: this is a bug")]
+    if answer.absent_leases:
+        text = f"{answer.absent_leases} leases belong to engines that are not connected"
+        return [warning("lease-left", text, "they end with the engine's process: stop it, if it is not coming back")]
     if answer.skipped:
         return [ok("services", f"{role} did not check itself: {answer.skipped}")]
     return []

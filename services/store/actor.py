@@ -6,6 +6,7 @@ at once, what lies on disk follows as Staged.
 
 from typing import Any
 
+import msgspec
 import trio
 
 from services.store.catalog.catalog import Catalog, Grant, Owner
@@ -305,7 +306,9 @@ class Store(Actor):
     async def _check_integrity(self, peer: Peer, message: CheckIntegrity) -> Integrity:
         if self.opened.catalog is None:
             return Integrity(skipped="it holds nothing: there is no arena")
-        return await self.books.asked()
+        answer = await self.books.asked()
+        absent = sum(1 for lease in self.opened.catalog.leases.open.values() if lease.owner not in self._owners)
+        return msgspec.structs.replace(answer, absent_leases=absent)
 
     # --- clear -----------------------------------------------------------------------------------------------
 

@@ -10,9 +10,11 @@ class CheckIntegrity(Message, frozen=True, kw_only=True):
 class Integrity(Message, frozen=True, kw_only=True):
     """`complaint`: what does not add up, with the numbers; "" when all does. `skipped`: why it was not checked now.
 
-    `idle_checks`: how often the service has checked itself when idle since its start.
+    `idle_checks`: how often the service has checked itself when idle since its start. `absent_leases`: of the store,
+    leases whose engine is not connected now; they end when its process does.
     """
 
     complaint: str = ""
     skipped: str = ""
     idle_checks: int = 0
+    absent_leases: int = 0

@@ -78,3 +78,12 @@ async def test_a_store_of_many_blocks_says_that_it_did_not_check(
 async def test_a_store_without_an_arena_has_nothing_to_check(places: Places) -> None:
     async with running(Store, places, config(host_bytes=0, disk_bytes=0)):
         assert "no arena" in (await told(places)).skipped
+
+
+async def test_the_store_counts_leases_of_engines_that_are_not_connected(places: Places) -> None:
+    async with running(Store, places, config()) as actor, engine(places) as one:
+        await one.save(ROOT, names(ROOT, 2))
+        assert (await one.look_up(names(ROOT, 2))).lease
+        assert (await told(places)).absent_leases == 0
+        actor._owners.clear()
+        assert (await told(places)).absent_leases == 1

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ops.cli.doctor import doctor
-from ops.doctor import dead_arenas, index
+from ops.doctor import dead_arenas, index, patient
 from ops.doctor.index_dump import dump
 from ops.doctor.report import NAMES, Level
 from services.store.arena.records import PAGE, RECORD, STARTS_AT, STATE_AT, Geometry, unpack_superblock
@@ -490,3 +490,14 @@ def test_a_home_that_is_not_there_is_said_to_be_so_and_is_not_made(
         assert told.exit_code == 0
         assert "there is no home" in told.output
     assert not list(tmp_path.iterdir())
+
+
+def test_a_check_that_can_not_look_says_so_and_the_others_go_on(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, **options: bool) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(patient, "read_arena", refused)
+    report = home.examine()
+    assert "Permission denied" in report.named("unreadable")[0].what
+    assert not report.content
+    assert report.named("journal")

@@ -148,6 +148,13 @@ def test_complaints_of_the_services_own_checks_are_faults() -> None:
     assert "7 pins of 6" in found[0].what
 
 
+def test_leases_of_engines_that_are_not_connected_are_named() -> None:
+    said = told()
+    said.integrity["store"] = Integrity(absent_leases=3)
+    (found,) = [finding for finding in check_running(said) if finding.level]
+    assert (found.name, found.level) == ("lease-left", Level.WARNING)
+
+
 def test_a_service_that_is_away_is_named() -> None:
     said = told()
     said.snapshots["worker"] = None
