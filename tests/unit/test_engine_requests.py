@@ -79,6 +79,23 @@ def test_cancel_at_any_moment_frees_everything(steps: int) -> None:
     assert reason_of(world, id) == "cancelled"
 
 
+def test_a_cancel_is_told_at_once_and_its_request_is_in_no_later_plan() -> None:
+    world = World(Settings(step_tokens=16))
+    gone, stays = world.submit(words(5, 1), 50), world.submit(words(5, 2), 6)
+    for _ in range(3):
+        world.finish_plan()
+    assert world.plan is not None
+    assert [world.ids[row.key] for row in world.plan.rows] == [gone, stays]  # a step with it is out
+    told = len(world.sent[gone].tokens)
+    assert world.cancel(gone)
+    assert reason_of(world, gone) == "cancelled"  # journaled and told with no step in between
+    while world.plan is not None:
+        world.finish_plan()
+        assert world.plan is None or [world.ids[row.key] for row in world.plan.rows] == [stays]
+    assert len(world.sent[gone].tokens) == told
+    world.settle()
+
+
 def test_a_deadline_ends_waiting_and_running_requests() -> None:
     world = World(Settings(step_tokens=16, max_running=1))
     ids = [world.submit(words(9, i), 50, deadline_s=2.0) for i in range(2)]

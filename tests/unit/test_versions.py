@@ -13,13 +13,13 @@ FORMATS = {1: {"journal": 1, "arena": 1, "segments": 1, "index": b"2", "identiti
 
 
 def test_the_state_version_stands_for_every_format_of_what_outlives_a_process() -> None:
-    assert {
+    assert FORMATS[STATE] == {
         "journal": journal_segment.FORMAT,
         "arena": records.VERSION,
         "segments": footer.FORMAT,
         "index": index.FORMAT,
         "identities": identity.KEY_FORMAT,
-    } == FORMATS[STATE]
+    }
 
 
 def test_services_claim_the_truth_unless_a_fault_hook_says_otherwise() -> None:
