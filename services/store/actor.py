@@ -4,11 +4,13 @@ Only the event loop touches the catalogue. A handler never waits for a disk: a l
 at once, what lies on disk follows as Staged.
 """
 
+import os
 from typing import Any
 
 import msgspec
 import trio
 
+from services.store.arena.arena import ArenaCut
 from services.store.catalog.catalog import Catalog, Grant, Owner
 from services.store.catalog.entries import ON_DISK
 from services.store.catalog.leases import StagedRun
@@ -58,6 +60,8 @@ MAX_BLOCKS = 1 << 16
 """Identities in one message; more is refused."""
 
 WATCH_S = 1.0
+ARENA_CUT = 1
+"""Exit code: a crash, after which the supervisor starts the next store."""
 
 
 class Store(Actor):
@@ -82,6 +86,7 @@ class Store(Actor):
         self.opened = await trio.to_thread.run_sync(open_store, self.places, self.config, self.faults, self.log)
         if self.opened.catalog is None or self.opened.arena is None or self.opened.recovery is None:
             return
+        self.opened.arena.on_cut = self._arena_cut
         self.stager = Stager(self.opened.arena, self.opened.catalog, self._tell)
         self.lane = DiskLane(
             self.opened.arena,
@@ -157,6 +162,11 @@ class Store(Actor):
             if trouble and not self.arena_trouble:
                 self.log.warning("arena_trouble", reason=trouble)
             self.arena_trouble = trouble
+
+    def _arena_cut(self, error: ArenaCut) -> None:
+        """Any touch of what was cut off would kill us without a word; what is on disk comes back from there."""
+        self.log.error("arena_cut", reason=str(error), hint="this store ends, the next begins a new arena")
+        os._exit(ARENA_CUT)
 
     # --- engines ---------------------------------------------------------------------------------------------
 

@@ -167,15 +167,48 @@ async def test_p13_disk_serves_what_the_host_had_to_evict(places: Places) -> Non
 async def test_p10_the_host_tier_never_exceeds_its_size_and_a_larger_prompt_is_saved_as_far_as_it_goes(
     places: Places,
 ) -> None:
-    chain = names(ROOT, 200)
-    async with store(places, config(host_bytes=256 << 10, disk_bytes=0)) as one:
-        status = (await one.reserve(ROOT, chain)).status
+    cap, blocks = 4 * MIB, 10 * MIB // SLOT
+    chain = names(ROOT, blocks)
+    async with store(places, config(host_bytes=cap, disk_bytes=0)) as one:
+        status = (await one.save(ROOT, chain)).status
         room = status.count(RESERVE_GRANTED)
-        assert 0 < room < 200
+        assert cap // 4 < room * SLOT < cap
         assert status == bytes([RESERVE_GRANTED]) * room + bytes([RESERVE_FULL]) + bytes([RESERVE_NO_PARENT]) * (
-            200 - room - 1
+            blocks - room - 1
         )
-        assert os.stat(one.opened.arena).st_size <= 256 << 10
+        assert os.stat(one.opened.arena).st_size <= cap
+        host = (await one.facts())["tiers"]["host"]
+        assert host["used"] == host["capacity"] == room
+        assert await one.load(chain) == (room, 0)
+        again = names(ROOT, blocks, prompt=1)  # what is there gives way, leaf first, and the cap holds
+        await one.save(ROOT, again)
+        host = (await one.facts())["tiers"]["host"]
+        assert host["used"] <= room
+        assert os.stat(one.opened.arena).st_size <= cap
+        assert sum(await one.load(again)) > 0
+
+
+async def test_p06_two_engines_that_save_the_same_blocks_at_once_both_have_them_and_every_block_is_valid(
+    places: Places,
+) -> None:
+    settings = config(host_bytes=2 * MIB, disk_bytes=0)
+    async with running(Store, places, settings), engine(places, "e0") as one, engine(places, "e1") as two:
+        for round_ in range(100):
+            chain = names(ROOT, 50, prompt=round_)
+            answers: list[Reserved] = []
+
+            async def saves(by: Engine, chain: list[bytes] = chain, answers: list[Reserved] = answers) -> None:
+                answers.append(await by.save(ROOT, chain))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(saves, one)
+                nursery.start_soon(saves, two)
+            for mine, other in zip(answers[0].status, answers[1].status, strict=True):
+                assert {mine, other} == {RESERVE_GRANTED, RESERVE_HAVE}
+            assert await one.load(chain) == await two.load(chain) == (50, 0)  # byte by byte
+        facts = await one.facts()
+        assert facts["leases"] == facts["tiers"]["host"]["granted"] == facts["tiers"]["host"]["quarantined"] == 0
+        assert facts["tiers"]["host"]["memory"].keys() == {"huge_pages", "huge_bytes", "locked", "locked_bytes"}
 
 
 async def test_a_host_tier_of_nothing_still_stages_through_a_small_arena(places: Places) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from services.store.actor import ARENA_CUT
 from services.store.arena.headers import Headers
 from services.store.arena.records import unpack_superblock
 from services.store.catalog.catalog import Catalog
@@ -75,6 +76,24 @@ async def test_kill_9_loses_no_committed_block_and_keeps_grants_out_of_use(place
         assert (await one.commit(kept, sums)).status == bytes([COMMIT_DONE]) * 2
         assert await one.load(late) == (2, 0)
         assert (await one.save(ROOT, late)).status == bytes([RESERVE_HAVE] * 2 + [RESERVE_GRANTED] * 2)
+
+
+async def test_a_store_whose_arena_is_cut_says_so_and_the_next_one_serves_from_disk(places: Places) -> None:
+    chain = names(ROOT, 4)
+    with store_process(places, 1) as running:
+        async with dialled("scheduler", "store", places, incarnation=1) as (node, peer):
+            one = Engine(node, peer)
+            await one.open([])
+            await one.save(ROOT, chain)
+            await one.all_on_disk()
+            os.truncate(places.arena(), 4096)
+            with trio.fail_after(20):
+                await ended(running)
+    assert running.returncode == ARENA_CUT  # in words, not of SIGBUS
+    async with process(places, 2) as one:
+        assert await one.load(chain) == (0, 4)
+        assert await one.load(chain) == (4, 0)
+        assert "discarded" in " ".join((await one.facts())["notes"])
 
 
 async def test_p27_ten_hard_kills_leave_one_arena(places: Places) -> None:

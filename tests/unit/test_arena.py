@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from services.store.arena import arena as arena_module
 from services.store.arena import size as arena_size
-from services.store.arena.arena import Arena, ArenaRefused, open_arena
+from services.store.arena.arena import Arena, ArenaCut, ArenaRefused, open_arena
 from services.store.arena.headers import Headers
 from services.store.arena.records import (
     GRANTED,
@@ -29,6 +30,7 @@ from services.store.arena.size import clamped, geometry_for
 from services.store.catalog.catalog import Catalog
 from services.store.catalog.integrity import check_integrity
 from services.store.catalog.recovery import recover
+from shared.fileio import FileIO
 
 MIB = 1 << 20
 ROOT = b"R" * 32
@@ -192,8 +194,71 @@ def test_notices_that_it_was_removed_or_cut(path: Path) -> None:
     path.write_bytes(b"another")
     assert "removed" in arena.trouble()
     os.ftruncate(arena.fd, PAGE)
-    assert "cut" in arena.trouble()
+    with pytest.raises(ArenaCut, match=f"cut by somebody, to 4,096 of {arena.geometry.total:,} bytes"):
+        arena.trouble()
     arena.close()
+
+
+def test_nothing_touches_what_was_cut_off_instead_of_dying_of_sigbus(path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.unit.test_arena import touch_what_was_cut\n"
+        "touch_what_was_cut(sys.argv[1])\n"
+    )
+    root = str(Path(arena_module.__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), root], cwd=root, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["cut"] * 9
+
+
+def touch_what_was_cut(where: str) -> None:
+    """In a process of its own: each way into the arena, once its file has been emptied."""
+    arena = open_arena(Path(where), MIB)
+    catalog = started(arena)
+    save(arena, catalog, 5)
+    (grant,) = catalog.reserve(("e0", 1), root=ROOT, epoch=0, length=5000, blocks=[(b"z" * 32, ROOT)])
+    os.ftruncate(arena.fd, 0)
+    fields = {"identity": ROOT, "parent": ROOT, "root": ROOT, "generation": 1}
+    ways = [
+        lambda: arena.payload(grant.offset, 5000),
+        lambda: catalog.reserve(("e0", 1), root=ROOT, epoch=0, length=5000, blocks=[(b"y" * 32, ROOT)]),
+        lambda: catalog.commit(("e0", 1), grant.slot, grant.generation, 1),
+        lambda: catalog.clear(),
+        lambda: arena.headers.recover(),
+        lambda: arena.headers.parent_and_root(0),
+        lambda: arena.headers.write(0, VALID, engine=1, epoch=0, length=1, **fields),  # type: ignore[arg-type]
+        lambda: arena.headers.free(0),
+        lambda: arena.headers.set_recency(0, 1),
+    ]
+    for way in ways:
+        with pytest.raises(ArenaCut):
+            way()
+        print("cut")
+
+
+def test_a_tmpfs_that_fills_up_between_sizing_and_allocating_gets_a_smaller_arena(path: Path) -> None:
+    class Filling(FileIO):
+        asked: ClassVar[list[int]] = []
+
+        def allocate(self, fd: int, size: int) -> None:
+            self.asked.append(size)
+            if len(self.asked) < 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().allocate(fd, size)
+
+    arena = open_arena(path, 4 * MIB, Filling())
+    assert [size > MIB for size in Filling.asked] == [True, True, False]
+    assert Filling.asked == sorted(Filling.asked, reverse=True)
+    assert path.stat().st_size == arena.geometry.total == Filling.asked[-1]
+    assert len(arena.notes) == 1
+    assert "no room" in arena.notes[0]
+    assert held(started(arena), []) == 0
+    arena.close()
+    again = open_arena(path, 4 * MIB)  # it is what was asked for, as far as it could be had
+    assert again.recovered
+    again.close()
 
 
 def test_a_file_that_can_not_be_allocated_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

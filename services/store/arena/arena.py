@@ -4,19 +4,23 @@
     anything else, or a file on a disk since whose last use the machine has stopped
                   ──► one clear line and a new file under the same name (a foreign owner's file is refused)
 
-The file is allocated in full before it is mapped and never shrinks, so a mapping never meets SIGBUS. It is never
-unmapped while the process lives: threads may be inside. Its random key tells a worker that it is a new file.
+The file is allocated in full before it is mapped and we never shrink it. Somebody else may: touching what was cut off
+is SIGBUS, so its size is asked for before memory is touched, and who finds it cut ends in words (`on_cut`), to begin a
+new one. It is never unmapped while the process lives: threads may be inside. Its key names this very file.
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from services.store.arena.headers import Headers
 from services.store.arena.records import PAGE, Geometry, aligned, pack_superblock, unpack_superblock
@@ -30,35 +34,58 @@ class ArenaRefused(OSError):
     """No arena can be had at this path; the text says why and what to do."""
 
 
+class ArenaCut(OSError):
+    """The file is shorter than what is mapped; the text has both sizes."""
+
+
+def _raise(error: ArenaCut) -> None:
+    raise error
+
+
 @dataclass
 class Arena:
-    """An open arena. `notes`: lines for the log; `recovered`: the file is that of an earlier store."""
+    """An open arena. `notes`: lines for the log; `recovered`: the file is that of an earlier store.
+
+    `on_cut`: what to do when the file has been cut; it must not return.
+    """
 
     path: Path
     key: str
     geometry: Geometry
-    headers: Headers
     buffer: memoryview
     fd: int
     recovered: bool
     notes: list[str]
+    on_cut: Callable[[ArenaCut], None] = _raise
+
+    def __post_init__(self) -> None:
+        self.headers = Headers(self.buffer, self.geometry, self.check_whole)
+
+    def check_whole(self) -> None:
+        """`on_cut` when the file is shorter than what is mapped. A microsecond."""
+        mapped: Any = self.buffer.obj
+        now = mapped.size()
+        if now < self.geometry.total:
+            whole = self.geometry.total
+            self.on_cut(ArenaCut(f"{self.path} was cut by somebody, to {now:,} of {whole:,} bytes"))
 
     def payload(self, offset: int, length: int) -> memoryview:
         """Writable view of a slot's payload, padded to whole pages."""
+        self.check_whole()
         return self.buffer[offset : offset + aligned(length)]
 
     def trouble(self) -> str:
-        """One line when the file is no longer whole and under its name, else nothing."""
+        """One line when the file is no longer under its name, else nothing; `on_cut` when it is not whole."""
+        self.check_whole()
         try:
             named = os.stat(self.path, follow_symlinks=False)
         except OSError:
             named = None
         mine = os.fstat(self.fd)
-        if mine.st_size < self.geometry.total:
-            return f"{self.path} was cut to {mine.st_size:,} of {self.geometry.total:,} bytes; restart the store"
         if named is None or (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
             return (
-                f"{self.path} was removed by somebody (logind's RemoveIPC, a cleaner): its blocks end with this store"
+                f"{self.path} was removed by somebody (logind's RemoveIPC, a cleaner): its blocks end with this store; "
+                "`perdure restart store` makes a new one"
             )
         return ""
 
@@ -144,10 +171,23 @@ def _lock(fd: int, path: Path) -> None:
 
 
 def _create(path: Path, wanted: int, notes: list[str], io: FileIO) -> Arena:
-    nbytes, note = clamped(wanted, path.parent)
-    if nbytes < SMALLEST:
-        raise ArenaRefused(note or f"a host tier of {wanted:,} bytes is too small; at least {SMALLEST:,}, or 0")
-    notes += [note] if note else []
+    """Sized by what is free now; somebody may take that before it is allocated, and then by what is free then."""
+    most, full = wanted, ""
+    while True:
+        nbytes, note = clamped(most, path.parent)
+        if nbytes < SMALLEST:
+            least = f"a host tier of {wanted:,} bytes is too small; at least {SMALLEST:,}, or 0"
+            raise ArenaRefused(full or note or least)
+        try:
+            return _allocate(path, nbytes, wanted, [*notes, *filter(None, (full, note))], io)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            full = f"{path.parent} had no room for an arena of {nbytes:,} bytes: {error.strerror}"
+            most = nbytes // 2
+
+
+def _allocate(path: Path, nbytes: int, wanted: int, notes: list[str], io: FileIO) -> Arena:
     size = geometry_for(nbytes)
     geometry = Geometry(size.extents, size.extent_bytes, aligned(wanted))
     key = secrets.token_bytes(16)
@@ -165,10 +205,10 @@ def _create(path: Path, wanted: int, notes: list[str], io: FileIO) -> Arena:
 
 def _map(path: Path, fd: int, geometry: Geometry, key: bytes, *, recovered: bool, notes: list[str]) -> Arena:
     buffer = memoryview(mmap.mmap(fd, geometry.total))
-    headers = Headers(buffer, geometry)
+    arena = Arena(path, arena_key(fd), geometry, buffer, fd, recovered, notes)
     if not recovered:
-        headers.boot = _boot_number()
-    return Arena(path, arena_key(fd), geometry, headers, buffer, fd, recovered, notes)
+        arena.headers.boot = _boot_number()
+    return arena
 
 
 def _boot_number() -> int:

@@ -8,7 +8,7 @@ Works on any writable buffer of the arena's layout: the mapped file, or a bytear
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,14 @@ _WORD = struct.Struct("<Q")
 
 
 class Headers:
-    """Header tables over `buffer`, whose superblock has been checked and says `geometry`."""
+    """Header tables over `buffer`, whose superblock has been checked and says `geometry`.
 
-    def __init__(self, buffer: Any, geometry: Geometry) -> None:
+    `check`: called before memory is touched; it does not return when that would be SIGBUS.
+    """
+
+    def __init__(self, buffer: Any, geometry: Geometry, check: Callable[[], None] = lambda: None) -> None:
         self.geometry = geometry
+        self._check = check
         self._bytes = memoryview(buffer).cast("B")
         usable = geometry.total // 8 * 8
         self._words = self._bytes[:usable].cast("Q")
@@ -67,14 +71,17 @@ class Headers:
 
     def _put(self, at: int, data: bytes) -> None:
         """A run of bytes; a kill may leave any part of it done."""
+        self._check()
         self._bytes[at : at + len(data)] = data
 
     def _put_word(self, at: int, value: int) -> None:
         """One aligned 8-byte store: there or not."""
+        self._check()
         self._words[at // 8] = value
 
     def _free_rows(self, start: int, count: int, chosen: NDArray[Any]) -> None:
         """Rows `chosen` of the `count` records at `start`: first all states to FREE, then all wiped."""
+        self._check()
         table = np.frombuffer(self._bytes[start : start + count * RECORD.itemsize], RECORD)
         table["state"][chosen] = FREE
         table[chosen] = np.zeros(1, RECORD)
@@ -164,6 +171,7 @@ class Headers:
 
     def publish(self, slot: int, *, state: int, checksum: int, recency: int, flags: int) -> None:
         """GRANTED -> `state` (VALID) with the payload's checksum; the rest of the header stays."""
+        self._check()
         at = self._record(slot)
         held = NAMED.unpack(self._bytes[at : at + NAMED.size])
         named = NAMED.pack(*held[:5], checksum, *held[6:8], state)
@@ -192,6 +200,7 @@ class Headers:
 
     def set_flags_many(self, slots: NDArray[Any], flags: int) -> None:
         """`set_flags` of many, where they differ."""
+        self._check()
         for start, count, chosen in self._tables(slots):
             table = np.frombuffer(self._bytes[start : start + count * RECORD.itemsize], RECORD)
             for index in chosen[table["flags"][chosen] != flags].tolist():
@@ -205,6 +214,7 @@ class Headers:
 
     def parent_and_root(self, slot: int) -> tuple[bytes, bytes]:
         """32 bytes each, of a slot that is not FREE."""
+        self._check()
         at = self._record(slot)
         return bytes(self._bytes[at + 32 : at + 64]), bytes(self._bytes[at + 64 : at + 96])
 
@@ -212,6 +222,7 @@ class Headers:
 
     def recover(self) -> NDArray[Any]:
         """All headers that hold, FOUND [n], in slot order. 0.5 us a slot; damaged ones are wiped."""
+        self._check()
         found = [self._recover_extent(extent) for extent, stride in enumerate(self.strides) if stride]
         return np.concatenate(found) if found else np.empty(0, FOUND)
 
