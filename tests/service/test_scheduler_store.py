@@ -32,6 +32,7 @@ from shared.messages.store import (
 )
 from shared.paths import Places
 from shared.peers import RequestFailed
+from shared.scope import EVERYTHING
 from shared.testing import TestMailbox, mailbox_of, running
 from tests.service.scheduler_kit import CONFIG, FACTS, B, PlayedWorker, a_submit, expected, staged, submit
 
@@ -360,6 +361,23 @@ async def test_clear_reaches_every_tier_and_names_each(places: Places) -> None:
         assert cleared.blocks == {"device": 3, "host": 1, "disk": 2}
         assert cleared.bytes["device"] == 3 * FACTS.block_bytes
         assert stage.scheduler.core.statistics().kv.cached == 0
+
+
+async def test_a_clear_reaches_the_store_while_no_worker_has_loaded_its_model(places: Places) -> None:
+    async with a_store(places) as store, staged(places) as stage:
+        await store.box.wait_peer("scheduler")
+
+        async def answer_clear() -> None:
+            peer, head, asked = await store.box.receive(Clear)
+            assert asked.scope == EVERYTHING
+            cleared = Cleared(blocks={"host": 1, "disk": 2}, bytes={"host": 256, "disk": 512}, epoch=2)
+            store.box.answer(peer, head, cleared)
+
+        stage.scheduler.nursery.start_soon(answer_clear)
+        cleared = await stage.admin.ask(ClearCache(what="all"), Cleared, deadline_s=5)
+        assert cleared.blocks == {"device": 0, "host": 1, "disk": 2}
+        with pytest.raises(RequestFailed, match="no worker has loaded a model"):
+            await stage.admin.ask(ClearCache(what="model"), Cleared, deadline_s=5)
 
 
 async def test_clear_without_a_store_is_no_success(places: Places) -> None:

@@ -23,6 +23,8 @@ from shared.messages.front import (
     Cancel,
     Cancelled,
     ChatMessage,
+    Encode,
+    Encoded,
     Generate,
     Rejected,
     Sampling,
@@ -31,7 +33,7 @@ from shared.messages.hello import Snapshot, Status
 from shared.model.errors import BadModel
 from shared.model.toy import EOS, MAX_CONTEXT
 from shared.paths import Places
-from shared.peers import Peer, RequestFailed
+from shared.peers import DeadlinePassed, Peer, RequestFailed
 from shared.testing import TestMailbox, TestPeer, dialled, mailbox_of, running
 from tests.front_kit import config_with, free_ports, give_key, remote_peer
 from tests.tiny_models import Tiny, write_directory
@@ -450,3 +452,34 @@ async def test_a_users_share_of_the_encoders_is_bounded_and_told(places: Places)
         _, _, submit = await scheduler.receive(Submit)
         assert submit.principal == "bob"
         nursery.cancel_scope.cancel()
+
+
+async def test_u3_the_namespace_follows_the_users_key_and_not_what_the_client_writes(places: Places) -> None:
+    port = free_ports()
+    config = config_with(port, CONFIG)
+    keys = [give_key(places, user) for user in ("alice", "alice", "bob")]  # two of the same user: one was rotated
+    async with running(Scheduler, places, config) as scheduler, running(Tokenizer, places, config):
+        salts: dict[tuple[int, str | None], bytes] = {}
+        for number, key in enumerate(keys):
+            async with remote_peer(places, port, "tokenizer", key, incarnation=1 + number) as (_, peer):
+                for salt in (None, "", "s", "bob", "local"):
+                    id = f"{len(salts):032x}"
+                    submit = await submitted(scheduler, peer, Generate(id=id, prompt="abc", cache_salt=salt))
+                    salts[number, salt] = submit.salt
+        async with dialled("client", "tokenizer", places) as (_, peer):
+            ours = await submitted(scheduler, peer, Generate(id="f" * 32, prompt="abc", cache_salt="s"))
+    assert ours.salt not in salts.values()
+    for salt in (None, "", "s", "bob", "local"):
+        assert salts[0, salt] == salts[1, salt]
+    assert len(set(salts.values())) == 2 * 5
+    assert b"" not in salts.values()
+
+
+async def test_a_command_learns_the_ids_of_a_prompt_and_nobody_else_does(places: Places) -> None:
+    async with scheduler_and_client(places) as (_, client), dialled("admin", "tokenizer", places) as (_, admin):
+        asked = Encode(request=Generate(id=ID, prompt="hé"))
+        assert (await admin.ask(asked, Encoded, deadline_s=5)).ids == pack_u32(list("hé".encode()))
+        refused = Encode(request=Generate(id=ID, prompt="x" * (BODY_BYTES + 1)))
+        assert (await admin.ask(refused, Rejected, deadline_s=5)).code == "body_too_large"
+        with pytest.raises((RequestFailed, DeadlinePassed)):
+            await client.ask(asked, Encoded, deadline_s=0.2)
