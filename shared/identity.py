@@ -13,6 +13,7 @@ What separates namespaces is the whole. A part alone is met by another one once 
 than it was asked to: a miss.
 """
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -128,10 +129,17 @@ def load_or_create_key(path: Path, io: FileIO | None = None) -> bytes:
 
     KeyDamaged when the file has another size: a truncated key would silently make every block a stranger.
     """
+    io = io or FileIO()
     try:
         key = path.read_bytes()
     except FileNotFoundError:
-        key = _create_key(path, io or FileIO())
+        key = _create_key(path, io)
+    parts = list(path.parent.glob(f"{path.stem}.*.part"))
+    if parts:  # ours, or of a creator that died; perhaps before its key's name was durable
+        io.sync_dir(path.parent)
+        for part in parts:
+            with contextlib.suppress(FileNotFoundError):
+                io.unlink(part)
     if len(key) != 32:
         raise KeyDamaged(f"{path} holds {len(key)} bytes, a key has 32; restore it, or remove it and lose the cache")
     return key
@@ -149,9 +157,6 @@ def _create_key(path: Path, io: FileIO) -> bytes:
         io.close(fd)
     try:
         io.link(part, path)
-    except FileExistsError:  # the first of two creators wins, and both read its key
+    except (FileExistsError, FileNotFoundError):  # the first of two creators wins, and both read its key
         key = path.read_bytes()
-    io.sync_dir(path.parent)
-    for left in path.parent.glob(f"{path.stem}.*.part"):
-        io.unlink(left)
     return key

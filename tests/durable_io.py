@@ -136,6 +136,12 @@ class DurableIO(FileIO):
             parts = _cut(parts, PAGE)
         return super().pwritev(fd, parts, offset)
 
+    def allocate(self, fd: int, size: int) -> None:
+        if self.step("allocate"):
+            super().allocate(fd, size // 2)
+            raise Died
+        super().allocate(fd, size)
+
     def fdatasync(self, fd: int) -> None:
         if self.step("fdatasync"):
             raise Died
@@ -165,6 +171,12 @@ class DurableIO(FileIO):
         again = self._restorer(path)
         super().unlink(path)
         self._names.append((path.parent, again))
+
+    def link(self, old: Path, new: Path) -> None:
+        if self.step("link"):
+            raise Died
+        super().link(old, new)
+        self._names.append((new.parent, lambda: new.unlink(missing_ok=True)))
 
     def rename(self, old: Path, new: Path) -> None:
         if self.step("rename"):

@@ -28,13 +28,14 @@ from services.store.catalog.integrity import check_integrity
 from services.store.catalog.order import NONE
 from services.store.catalog.slots import CLEAN, DIRTY
 from services.store.disk.tier import DiskTier
-from services.store.disk_lane import DiskLane
+from services.store.disk_lane import CLEARING, DiskLane
 from services.store.opening import open_disk, open_store
 from services.store.stager import Stager
 from shared.config import Config, FaultsConfig, StoreConfig
 from shared.faults import Faults
 from shared.messages.store import COMMIT_DONE, RESERVE_GRANTED, RESERVE_HAVE
 from shared.paths import Places
+from shared.scope import EVERYTHING, of_root
 from tests.durable_io import DurableIO, SteppedHeaders
 
 LENGTH = 4096
@@ -118,6 +119,7 @@ class Life:
                 self.opened.recovery,
                 reopen=lambda: open_disk(self.places.store, self.config, faults),
                 attached=lambda disk: setattr(self.stager, "disk", disk),
+                faults=faults,
                 log=log,
             )
             self.lane.attach(self.opened.disk, self.opened.disk_reason, wanted=disk)
@@ -179,7 +181,7 @@ class Life:
         self.lane._ending = False
 
     def clear(self, root: bytes | None) -> None:
-        self.run(functools.partial(self.lane.clear, root))
+        self.run(functools.partial(self.lane.clear, EVERYTHING if root is None else of_root(root)))
 
     def settle(self) -> None:
         """Lets the lane work until a rebuild has ended and nothing is left to write."""
@@ -197,6 +199,8 @@ class Life:
 
     def _is_settled(self) -> bool:
         told = self.disk is None or self.disk.statistics().state == "ready"
+        if self.disk is not None and self.disk.get_meta(CLEARING):
+            return False
         idle = not self.catalog.behind.length or self.lane.state == "full"  # what is older than all on disk stays
         return bool(told and idle and not self.catalog.statistics().pinned and self.lane.state != "rebuilding")
 
