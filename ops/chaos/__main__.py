@@ -17,7 +17,7 @@ from rich.console import Console
 from ops.bench.__main__ import commit
 from ops.chaos import models
 from ops.chaos.campaign import Campaign
-from ops.chaos.report import facts_of, show, write
+from ops.chaos.report import facts_of, show, together, write
 from ops.chaos.tmpfs import small_tmpfs
 from ops.cli.exits import FAULT, INTERRUPTED, OK
 from ops.cli.logs import quiet_logs
@@ -85,7 +85,7 @@ def main() -> int:
             facts = facts_of(campaign, commit()) | {"small_tmpfs": arena_dir is not None}
             path = write(facts, ROOT / "results")
             show(facts, console)
-            console.print(f"written to {path}")
+            console.print(f"written to {path}; {together(path, subject.name)}")
             if not campaign.violations:
                 return OK
             kept = keep(stack, given.seed)

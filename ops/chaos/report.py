@@ -72,6 +72,18 @@ def write(facts: dict[str, Any], folder: Path) -> Path:
     return path
 
 
+def together(path: Path, model: str) -> str:
+    """One line on all campaigns of a report's file on one model: the bars may be met by several seeds together."""
+    runs = [run for run in json.loads(path.read_text()) if run["model"] == model]
+    services, pairs = (
+        min(sum(run[key][name] for run in runs) for name in runs[0][key])
+        for key in ("kills_by_service", "kills_by_pair")
+    )
+    kills, violations = sum(run["kills"] for run in runs), sum(len(run["violations"]) for run in runs)
+    text = f"{len(runs)} runs on {model} at this commit: {kills} kills, each service at least {services} times"
+    return f"{text}, each pair at least {pairs} times; {violations} violations"
+
+
 def show(facts: dict[str, Any], console: Console) -> None:
     """The table."""
     title = f"chaos on {facts['model']}, seed {facts['seed']}, commit {facts['commit']}, {facts['seconds']:.0f} s"

@@ -11,7 +11,7 @@ from ops.chaos.customers import Customers, Record
 from ops.chaos.inspection import Inspection, Look, _imbalance, crashes
 from ops.chaos.mix import Item, Mix, Order
 from ops.chaos.models import Oracle, catalogue, toy
-from ops.chaos.report import facts_of, spread, write
+from ops.chaos.report import facts_of, spread, together, write
 from ops.stack import Stack
 from shared.messages.front import Finish, FinishReason, Timing, Usage
 from shared.model.toy import toy_decode
@@ -191,4 +191,5 @@ def test_the_report_adds_campaigns_of_one_commit(tmp_path: Path) -> None:
     path = write(facts, tmp_path)
     assert path.name == "chaos-abc.json"
     assert path.read_text().count('"seed": 1') == 2
+    assert together(path, "toy").startswith("2 runs on toy at this commit: 0 kills, each service at least 0")
     assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "p95": 3.0, "count": 3}
