@@ -103,6 +103,9 @@ class Client(Node):
 
     @on(Chunk)
     def _chunk(self, peer: Peer, message: Chunk) -> None:
+        if not 0 <= message.start <= message.end or len(message.ids) != 4 * (message.end - message.start):
+            self.dropped("bad_chunk", f"{len(message.ids)} bytes of ids for [{message.start}, {message.end})")
+            return
         stream = self.streams.get(message.id)
         if stream is not None:
             self.watch.heard()

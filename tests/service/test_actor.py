@@ -17,11 +17,11 @@ import zmq
 
 from shared.actor import Actor, Peer, Reject, on
 from shared.config import Config
-from shared.messages import MAX_FRAME, Head, encode
+from shared.messages import MAX_FRAME, Head, Message, decode, encode
 from shared.messages.engine import Idle, Quiesce
 from shared.messages.front import Cancel, Cancelled
-from shared.messages.hello import Bye, Failed, Hello, Snapshot, Status
-from shared.paths import Places, Taken
+from shared.messages.hello import Bye, Failed, Hello, Refused, Snapshot, Status, Welcome
+from shared.paths import Lock, Places, Taken
 from shared.peers import DeadlinePassed, PeerGone, RequestFailed
 from shared.sockets import Socket
 from shared.testing import dialled, mailbox_of, running
@@ -327,3 +327,54 @@ async def test_many_connections_of_one_process_cost_one_watch(places: Places) ->
         for one in raw:
             one.close()
         assert before <= opened
+
+
+async def hello_of(places: Places, hello: Hello, identity: bytes) -> Message:
+    """What a mailbox says to a raw hello of the test's own making."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    raw = Socket(context, zmq.DEALER, max_frame=MAX_FRAME)
+    try:
+        raw.raw.setsockopt(zmq.ROUTING_ID, identity)
+        raw.raw.connect(places.endpoint("scheduler"))
+        raw.send_nowait(encode(Head(), hello))
+        with trio.fail_after(10):
+            (frames,) = await raw.recv_many(1)
+        return decode(frames)[1]
+    finally:
+        raw.close()
+        context.term()
+
+
+async def test_a_newer_incarnation_of_another_process_waits_for_the_proven_exit_of_the_one_before(
+    places: Places,
+) -> None:
+    """Else whoever says that it is the next one would have the first one's leases and slots given away."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as first:  # noqa: ASYNC220
+        async with running(Echo, places) as echo:
+            old = Hello(role="worker", engine="e0", incarnation=3, pid=first.pid)
+            assert isinstance(await hello_of(places, old, b"worker/e0/3"), Welcome)
+            (peer,) = echo.mailbox.of_role("worker")
+            for newer in (3, 4, 1 << 40):
+                new = Hello(role="worker", engine="e0", incarnation=newer, pid=os.getpid())
+                answer = await hello_of(places, new, f"worker/e0/{newer}.9".encode())
+                assert isinstance(answer, Refused)
+                assert f"incarnation 3 is here (process {first.pid}); its exit is not proven" in answer.reason
+            assert peer.alive
+            first.kill()
+            with trio.fail_after(10):
+                await peer.wait_gone()
+            assert echo.downs == [("worker/e0/3", True)]
+            new = Hello(role="worker", engine="e0", incarnation=4, pid=os.getpid())
+            assert isinstance(await hello_of(places, new, b"worker/e0/4"), Welcome)
+
+
+async def test_who_does_not_hold_a_services_lock_is_not_that_service_while_somebody_does(places: Places) -> None:
+    lock = Lock(places.run / "worker.lock", "the worker")
+    async with running(Echo, places):
+        impostor = Hello(role="worker", engine="e0", incarnation=9, pid=os.getppid())
+        answer = await hello_of(places, impostor, b"worker/e0/9")
+        assert isinstance(answer, Refused)
+        assert f"is process {os.getpid()}, not {os.getppid()}" in answer.reason
+        true = Hello(role="worker", engine="e0", incarnation=8, pid=os.getpid())
+        assert isinstance(await hello_of(places, true, b"worker/e0/8"), Welcome)
+    lock.release()

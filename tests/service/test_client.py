@@ -285,3 +285,15 @@ async def test_silence_while_all_are_there_is_no_reason_to_complain(places: Plac
         played.end(ID)
         assert (await stream.result()).ids == ()
     assert notices._receive.statistics().current_buffer_used == 0
+
+
+async def test_a_chunk_whose_tokens_are_not_what_it_says_is_dropped_and_the_right_one_taken(places: Places) -> None:
+    async with stack(places) as (played, client), client.generate(request()) as stream:
+        await stream.accepted()
+        peer = client.detokenizer.peer or await client.detokenizer.wait_up()
+        for start, end, ids in ((0, 2, b"12345"), (0, 1 << 40, b""), (-4, 0, b""), (3, 1, b"")):
+            client._chunk(peer, Chunk(id=ID, start=start, end=end, ids=ids, text="?"))
+        assert client.drops["bad_chunk"] == 4
+        played.draw(ID, b"ab")
+        played.end(ID)
+        assert (await stream.result()).text == "ab"
