@@ -10,8 +10,8 @@ from functools import partial
 from ops.doctor import mend_disk as mend
 from ops.doctor.patient import Patient
 from ops.doctor.report import Finding, fault, note, warning
+from services.store.clearing import NOTE as CLEARING
 from services.store.disk.meta_file import MetaFile
-from services.store.disk_lane import CLEARING
 from shared.fileio import FileIO
 
 STARTS = "starts"

@@ -15,29 +15,26 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-import msgspec
 import trio
 import xxhash
 
 from services.store.arena.arena import Arena
 from services.store.catalog.behind import WriteOrder
 from services.store.catalog.catalog import Catalog
-from services.store.catalog.clearing import unplaced
 from services.store.catalog.recovery import Recovery, forget_disk, forget_on_disk
+from services.store.clearing import begun_clear, clear_tiers
 from services.store.disk.block import Block
 from services.store.disk.errors import DiskFault, DiskFull, DiskGone, DiskTierError
 from services.store.disk.tier import DiskTier
 from services.store.disk.troubles import Trouble, kind_of
 from services.store.say_once import SayOnce
 from shared.faults import Faults
-from shared.scope import Scope, of_root
+from shared.scope import Scope
 
 BATCH_BLOCKS = 256
 BATCH_BYTES = 8 << 20
 REST_S = 1.0
 SYNC_S = 1.0
-CLEARING = "clearing"
-"""Name of the disk tier's small record of the clear that is under way."""
 SLACK = 64
 """A full disk makes room for one batch and up to a 64th of itself, so that eviction is not a transaction a block."""
 
@@ -268,49 +265,23 @@ class DiskLane:
     # --- clear -----------------------------------------------------------------------------------------------
 
     async def clear(self, scope: Scope) -> tuple[dict[str, int], dict[str, int]]:
-        """(blocks, bytes) by tier, durably gone. DiskTierError when the disk could not be cleared: try again.
-
-        What is to be cleared is on the device before anything is: a clear that we die in is finished by the next
-        start, so that it never stays half done. It does not outlive the files of a disk tier that is away now.
-        """
+        """(blocks, bytes) by tier, durably gone. DiskTierError when the disk could not be cleared: try again."""
         async with self._lock:
-            if self.disk is None and self.wanted:
+            if self.disk is None and self.wanted:  # what lies there would be served again once it can be opened
                 raise DiskFault(f"it is {self.state} and may hold such blocks: {self.reason}")
             return await self._clear(self.disk, scope)
 
     async def _clear(self, disk: DiskTier | None, scope: Scope) -> tuple[dict[str, int], dict[str, int]]:
-        firsts: set[bytes] = set()
-        if disk is not None:
-            if scope.line and disk.statistics().state != "ready":
-                scope = of_root(scope.pattern)  # what continues the line is not known until all has been read
-            epoch = (self._catalog.epoch + 1).to_bytes(8, "little")
-            await self._in_thread(disk.put_meta, {"epoch": epoch, CLEARING: msgspec.msgpack.encode(scope)})
-            if scope.line:
-                candidates = unplaced(self._catalog.blocks, scope)
-                firsts = await self._in_thread(self._firsts, disk, scope, candidates)
-        self._faults.at("store_clear_noted")
-        dropped = self._catalog.clear(scope, firsts)
-        self._faults.at("store_clear_host")
-        blocks, nbytes = {"host": dropped.blocks, "disk": 0}, {"host": dropped.nbytes, "disk": 0}
-        if disk is not None:
-            blocks["disk"], nbytes["disk"] = await self._in_thread(disk.clear, scope, dropped.on_disk)
-            self._faults.at("store_clear_disk")
-            await self._in_thread(disk.put_meta, {CLEARING: b""})
-            self.counters.cleared += blocks["disk"]
-        return blocks, nbytes
-
-    @staticmethod
-    def _firsts(disk: DiskTier, scope: Scope, candidates: Sequence[bytes]) -> set[bytes]:
-        """In a thread: those that follow the scope's root."""
-        entries = [disk.lookup(identity) for identity in candidates]
-        return {entry.identity for entry in entries if entry is not None and entry.parent == scope.pattern}
+        done = await clear_tiers(self._catalog, disk, scope, self._in_thread, self._faults)
+        self.counters.cleared += done.disk_blocks
+        blocks = {"host": done.host_blocks, "disk": done.disk_blocks}
+        return blocks, {"host": done.host_bytes, "disk": done.disk_bytes}
 
     async def _finish_clear(self, disk: DiskTier) -> bool:
         """A clear that an earlier life began; False when there is none."""
-        stored = disk.get_meta(CLEARING)
-        if not stored:
+        scope = begun_clear(disk)
+        if scope is None:
             return False
-        scope = msgspec.msgpack.decode(stored, type=Scope)
         blocks, _ = await self._clear(disk, scope)
         self._log.warning("clear_finished", note="the store had died in it", blocks=blocks)
         return True

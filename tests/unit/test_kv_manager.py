@@ -191,12 +191,13 @@ def test_w16_a_saved_hint_does_not_pass_to_what_a_block_holds_next() -> None:
     assert not any(kv.is_saved(block) for block in other.blocks)
 
 
-def test_clear_lets_running_requests_finish_and_keeps_them_from_publishing() -> None:
+@pytest.mark.parametrize("a_line", [False, True])
+def test_clear_lets_running_requests_finish_and_keeps_them_from_publishing(a_line: bool) -> None:
     kv = KVManager(8, B, KEY)
     seq = kv.open(ROOT, PROMPT, 9)
     kv.grow(seq, 12)
     kv.publish(seq, PROMPT, 4)
-    assert kv.clear() == 1
+    assert (kv.clear_line(ROOT, PROMPT[:B].tobytes()) if a_line else kv.clear()) == 1
     assert kv.publish(seq, PROMPT, 10) == []
     assert len(set(seq.blocks)) == 3
     fresh = run(kv, PROMPT)
@@ -215,6 +216,19 @@ def test_clear_of_one_namespace_leaves_the_others() -> None:
     assert kv.match(ROOT, PROMPT, 9).tokens == 0
     assert kv.match(OTHER, PROMPT, 9).tokens == 8
     assert kv.clear(lambda root: root == b"x" * 32) == 0
+
+
+def test_clear_of_a_line_leaves_its_neighbours() -> None:
+    kv = KVManager(8, B, KEY)
+    neighbour = array("I", [99, *PROMPT[1:]])
+    for tokens in (PROMPT, neighbour):
+        end(kv, run(kv, tokens), tokens)
+    assert kv.clear_line(ROOT, array("I", [98, *PROMPT[1:B]]).tobytes()) == 0
+    assert kv.clear_line(OTHER, PROMPT[:B].tobytes()) == 0
+    assert kv.clear_line(ROOT, PROMPT[:B].tobytes()) == 2
+    assert kv.match(ROOT, PROMPT, 9).tokens == 0
+    assert kv.match(ROOT, neighbour, 9).tokens == 8
+    assert kv.statistics().free == 6
 
 
 def test_a_closed_sequence_is_used_by_nobody() -> None:
