@@ -91,7 +91,8 @@ def _index(patient: Patient) -> list[Finding]:
     old = directory.with_name(directory.name + ".damaged")
     if old.exists():
         text = f"{old} is an index that was moved aside ({mend.size_of(old):,} bytes)"
-        found.append(note("index-aside", text, "remove it once nobody wants to look at it", mend.remove_tree(old)))
+        remove = None if any(finding.mend for finding in found) else mend.remove_tree(old)  # not what is put there now
+        found.append(note("index-aside", text, "remove it once nobody wants to look at it", remove))
     return found
 
 
@@ -139,9 +140,11 @@ def _contradictions(entries: Iterable[Entry], slots: Segments) -> Contradictions
     wrong: Contradictions = {"segment-missing": [], "index-dangling": [], "slot-footer": [], "index-double": []}
     entries = list(entries)
     claims = Counter(entry.slot for entry in entries)
-    torn = set(slots.torn)
+    torn = {*slots.torn, *slots.bad}
     for entry in entries:
         footer = slots.footers.get(entry.slot)
+        if entry.slot >> SLOT_BITS in slots.unreadable:
+            continue  # what can be read again tomorrow is not dropped today
         if entry.slot >> SLOT_BITS not in slots.numbers:
             wrong["segment-missing"].append(entry)
         elif footer == footer_of(entry):

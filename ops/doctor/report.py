@@ -49,6 +49,7 @@ NAMES = frozenset(
         "arena-double",
         "arena-granted",
         "arena-dead",
+        "arena-idle",
         "arena-unknown",
         # disk tier
         "disk",

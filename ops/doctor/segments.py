@@ -52,8 +52,14 @@ class Segments:
 
     @property
     def numbers(self) -> frozenset[int]:
-        """Segments that can be read."""
+        """Segments that are there."""
         return frozenset(facts.number for facts in self.files)
+
+    @property
+    def unreadable(self) -> frozenset[int]:
+        """Segments that are there, and nothing can be said of their slots."""
+        known = ("", "superblock", "unfinished")
+        return frozenset(facts.number for facts in self.files if facts.trouble not in known)
 
 
 def read_segments(directory: Path, *, payloads: bool) -> Segments:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from ops.cli.doctor import doctor
 from ops.doctor import dead_arenas, index, patient
+from ops.doctor.exam import repair
 from ops.doctor.index_dump import dump
 from ops.doctor.report import NAMES, Level
 from services.store.arena.records import PAGE, RECORD, STARTS_AT, STATE_AT, Geometry, unpack_superblock
@@ -138,6 +139,21 @@ def _a_grant_of_a_dead_engine(home: Home) -> None:
 @plant("arena-dead", W)
 def _an_arena_whose_home_is_gone(home: Home) -> None:
     kit.stray_arena(home, home.pristine.parent / "was here")
+
+
+@plant("arena-idle", N, mended=False)
+def _an_arena_of_another_home_that_is_there(home: Home) -> None:
+    other = home.pristine.parent / "home" / "another"
+    other.mkdir(mode=0o700)
+    kit.stray_arena(home, other)
+
+
+@plant("segment-missing", F, mended=False)
+def _a_segment_that_can_not_be_opened(home: Home) -> None:
+    path = home.segment
+    hidden = path.parent.parent / "elsewhere"
+    path.rename(hidden)
+    path.symlink_to(hidden)
 
 
 @plant("arena-unknown", N, mended=False)
@@ -501,3 +517,28 @@ def test_a_check_that_can_not_look_says_so_and_the_others_go_on(home: Home, monk
     assert "Permission denied" in report.named("unreadable")[0].what
     assert not report.content
     assert report.named("journal")
+
+
+def test_a_segment_that_can_not_be_opened_now_loses_none_of_its_entries(home: Home) -> None:
+    PLANTS["a_segment_that_can_not_be_opened"][0](home)
+    report = home.repair()
+    assert not report.content
+    assert not report.mended
+    link = next(path for path in (home.places.store / "segments").iterdir() if path.is_symlink())
+    link.readlink().rename(link)
+    assert home.examine().worst == Level.OK
+
+
+def test_arenas_in_use_or_of_a_home_that_is_there_are_never_removed(home: Home) -> None:
+    there = home.pristine.parent / "home" / "another"
+    there.mkdir(mode=0o700)
+    idle, unknown = kit.stray_arena(home, there), kit.stray_arena(home, None)
+    gone = kit.stray_arena(home, home.pristine.parent / "was here")
+    with gone.open("rb"):
+        assert not home.examine().named("arena-dead"), "somebody has it open"
+    report = repair(home.places, home.config, remove_dead_arenas=True)
+    assert report.content
+    assert idle.exists()
+    assert home.arena.exists()
+    assert not unknown.exists()
+    assert not gone.exists()
