@@ -1,13 +1,18 @@
 """Services that check their books: once when they have become idle, and when the doctor asks."""
 
+import msgspec
 import pytest
 import trio
 
+from services.scheduler import actor as actor_of_scheduler
+from services.scheduler.actor import Scheduler
 from services.store import self_check
 from services.store.actor import Store
 from shared.messages.admin import CheckIntegrity, Integrity
+from shared.messages.engine import Journaled
 from shared.paths import Places
 from shared.testing import dialled, running
+from tests.service.scheduler_kit import CONFIG, FACTS, a_submit
 from tests.service.store_kit import config, engine, names, root_of
 
 ROOT = root_of("model")
@@ -87,3 +92,25 @@ async def test_the_store_counts_leases_of_engines_that_are_not_connected(places:
         assert (await told(places)).absent_leases == 0
         actor._owners.clear()
         assert (await told(places)).absent_leases == 1
+
+
+async def test_the_scheduler_checks_its_pool_when_it_has_become_idle_and_tells_the_doctor(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_of_scheduler, "CHECK_IDLE_S", 0.02)
+    async with running(Scheduler, places, CONFIG) as scheduler:
+        assert await told(places, "scheduler") == Integrity()
+        async with dialled("tokenizer", "scheduler", places) as (_, tokenizer):
+            await tokenizer.ask(a_submit("a" * 32, [1, 2, 3], deadline_s=0.05), Journaled, deadline_s=20)
+            with trio.fail_after(20):
+                while not (await told(places, "scheduler")).idle_checks:
+                    await trio.lowlevel.checkpoint()
+        scheduler.core._waiting.add(next(iter(scheduler.core._requests.values())))  # it is over already
+        assert "waiting" in (await told(places, "scheduler")).complaint
+
+
+async def test_a_scheduler_of_a_large_pool_says_that_it_did_not_check(places: Places) -> None:
+    async with running(Scheduler, places, CONFIG) as scheduler:
+        facts = msgspec.structs.replace(FACTS, blocks=actor_of_scheduler.CHECK_BLOCKS + 1)
+        scheduler.worker.facts = facts
+        assert f"{facts.blocks:,} blocks" in (await told(places, "scheduler")).skipped
