@@ -8,6 +8,7 @@ work runs in threads, so that the loop always answers. The supervisor reads hear
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -31,6 +32,8 @@ from shared.versions import Versions
 __all__ = ["Actor", "Peer", "Reject", "on", "run"]
 
 HEARTBEAT_S = 1.0
+FILES = 16_384
+"""Open files that a service may have: each peer costs one or two, and a soft limit is often 1,024."""
 
 WRONG, TAKEN = 2, 4
 REFUSALS: dict[type[Exception], int] = {
@@ -159,6 +162,14 @@ def configure_logging() -> None:
     )
 
 
+def allow_files() -> None:
+    """Raises this process's soft limit of open files as far as the hard one lets it, at most to FILES."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _continue_when_supervisor_dies() -> None:
     """A stopped process could not see its watchdog pipe close: let the kernel continue it when its parent dies."""
     pr_set_pdeathsig = 1
@@ -190,6 +201,7 @@ async def _main(actor: Actor, supervisor_fd: int) -> None:
 def run(actor_class: type[Actor]) -> None:
     """Body of `services/X/__main__.py`. Exit codes: 0 planned stop, 2 and 4 see REFUSALS, 1 a crash."""
     configure_logging()
+    allow_files()
     supervisor_fd = int(os.environ.pop("PERDURE_SUPERVISOR_FD", "-1"))
     watchdog_fd = int(os.environ.pop("PERDURE_WATCHDOG_FD", "-1"))
     incarnation = int(os.environ.get("PERDURE_INCARNATION", "0")) or time.time_ns() // 1_000_000

@@ -206,6 +206,19 @@ async def test_answers_to_nobody_are_failed_not_silent(places: Places) -> None:
             await peer.ask(Failed(code="x", reason="y"), Idle, deadline_s=5)
 
 
+def test_a_service_may_open_more_files_than_a_soft_limit_of_a_thousand() -> None:
+    program = """
+import resource
+from shared.actor import FILES, allow_files
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+allow_files()
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == (FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.stdout == b"True\n", done.stderr
+
+
 REFUSING = """
 import sys
 from shared.actor import Actor, run
