@@ -130,6 +130,9 @@ def open_store(places: Places, config: Config, faults: Faults, log: Log) -> Open
     with _IndexReader(readable) as index:
         recovery.adopt_host()
         opened.adopted["host"] = catalog.blocks.entries.live
+        if damaged := arena.headers.damaged:
+            opened.notes.append(f"headers of the arena torn by a kill, or damaged, their blocks dropped: {damaged}")
+            log.warning("arena", note=opened.notes[-1])
         with contextlib.suppress(DiskTierError):  # as above
             opened.adopted["disk"] = index.adopt_into(recovery)
     recovery.finish()

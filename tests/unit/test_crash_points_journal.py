@@ -1,4 +1,4 @@
-"""The journal dies at every step: appending, rotating, syncing, forgetting, recovering; by a kill and with the power."""
+"""The journal dies at every step of appending, rotating, syncing, forgetting, recovering; by a kill, with the power."""
 
 import random
 from dataclasses import dataclass, field

@@ -1,7 +1,6 @@
 """The store dies at every single step of what it does with arena and disk together, then another takes over.
 
-| protocols.md 9: X dies at | test |
-| --- | --- |
+Each row of the protocols' table of deaths and its tests: `test_protocol_rows.py`.
 """
 
 import random
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.messages.store import COMMIT_DONE, COMMIT_STALE
 from tests.durable_io import FAST, PAGE, Died, DurableIO
 from tests.store_pair import Life, chain, identities, payload_of, root_of
 
@@ -259,3 +259,57 @@ def test_p18_losing_power_at_every_step_of_the_store(fast_path: Path, action: Ac
         seen = after(home, boot="the next boot", **options)
         lost = [i.hex()[:8] for i in (*identities(OLD), *identities(OTHER)) if i not in seen and i not in action.gone]
         assert not lost, f"died at {steps[number - 1]} ({number}): {lost} are lost"
+
+
+def test_dying_again_and_again_while_it_starts(fast_path: Path) -> None:
+    """A start dies at each step, the next one step later, with a torn header and an orphan on disk to begin with."""
+    count = DurableIO()
+    life = prepared(fast_path / "home", count)
+    first = len(count.steps)
+    life.save(NEW, A)
+    life.flush()
+    at = next(n for n, name in enumerate(count.steps, 1) if n > first and name == "index transaction")
+    life.end()
+    io = DurableIO(die_at=at)
+    life = prepared(fast_path / "again", io)
+    with pytest.raises(Died):
+        save_and_flush(life)
+    life.end()
+    io.let_go()
+    deaths = 0
+    for step in range(1, 200):
+        io = DurableIO(die_at=step, torn=step % 2 == 0)
+        dying = Life.__new__(Life)
+        try:
+            dying.__init__(fast_path / "again", io)  # type: ignore[misc]
+        except Died:
+            deaths += 1
+            dying.end()
+            io.let_go()
+            continue
+        dying.end()
+        io.let_go()
+        break
+    assert deaths > 5
+    seen = after(fast_path / "again")
+    assert set(EVERYTHING) | set(identities(NEW)) <= set(seen)
+
+
+def test_p18_a_late_commit_of_an_older_generation_completes_nothing(fast_path: Path) -> None:
+    """A grant of a dead store's; its slot has been granted again since."""
+    life = Life(fast_path, DurableIO())
+    (old,) = life.reserve(NEW[:1], A)
+    life.end()
+    life = Life(fast_path, DurableIO())
+    life.catalog.open_engine(("e0", 1), [])  # nobody holds it any more
+    (new,) = life.reserve(FRESH[:1], A)
+    assert (new.slot, new.offset) == (old.slot, old.offset)
+    assert new.generation > old.generation
+    assert life.catalog.commit(("e0", 1), old.slot, old.generation, 7) == COMMIT_STALE
+    assert not life.catalog.abandon(("e0", 1), old.slot, old.generation)
+    assert life.load([FRESH[0][0]]) == []
+    checksum = life.copy(FRESH[0][0], new)
+    assert life.catalog.commit(("e0", 1), new.slot, new.generation, checksum) == COMMIT_DONE
+    assert life.load([FRESH[0][0]]) == [payload_of(FRESH[0][0])]
+    life.check()
+    life.end()

@@ -51,6 +51,8 @@ class Headers:
 
     def __init__(self, buffer: Any, geometry: Geometry, check: Callable[[], None] = lambda: None) -> None:
         self.geometry = geometry
+        self.damaged = 0
+        """Headers that `recover` found torn or damaged."""
         self._check = check
         self._bytes = memoryview(buffer).cast("B")
         usable = geometry.total // 8 * 8
@@ -235,6 +237,7 @@ class Headers:
         slots = (used + extent * self.geometry.slot_span).astype(np.uint32)
         holds = (header_crcs(slots, records) == records["crc"]) & (records["length"] <= self.strides[extent])
         holds &= np.isin(records["state"], (GRANTED, VALID))
+        self.damaged += int(np.count_nonzero(~holds))
         for slot in slots[~holds].tolist():
             self.free(slot)
         if not holds.all():
