@@ -32,7 +32,7 @@ from shared.peers import wait_exit
 
 STACK_PID = "PERDURE_STACK_PID"
 YIELDING = frozenset({"tokenizer", "detokenizer", "gateway"})
-"""Services whose work may wait a little when the compute threads need the cores."""
+"""Services whose work may wait a little when the compute threads need the cores, once they are ready."""
 HOLD_S = 60.0
 """How long a service is held stopped when whoever asked for it does not come back."""
 START_S = 120.0
@@ -40,11 +40,12 @@ START_S = 120.0
 
 
 def yield_cores(pid: int, nice: int) -> None:
-    """Lowers a new process's priority, also that of its session's group: where the kernel groups sessions
+    """Lowers the priority of a process's threads, also that of its session's group: where the kernel groups sessions
     (autogroup), a nice value counts only inside a session, and each service has one of its own.
     """
     try:
-        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
     except OSError:  # it has exited already, or this kernel has no such groups
         return
@@ -73,6 +74,7 @@ class Child:
     def __init__(self, service: str, incarnation: int) -> None:
         self.incarnation = incarnation
         self.ready = False
+        self.was_ready = trio.Event()
         self.planned_stop = False
         self.heard = time.monotonic()
         self.used_s = 0.0
@@ -108,7 +110,9 @@ class Child:
             self.heard = time.monotonic()
             self.used_s = sign_of(self.process.pid)[1]
             self.beats += len(news)
-            self.ready = self.ready or b"r" in news
+            if b"r" in news:
+                self.ready = True
+                self.was_ready.set()
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL after the grace; returns after the exit."""
@@ -161,8 +165,6 @@ class Supervisor:
                 await self._hold()
                 continue
             child = self.child = Child(self.service, next_incarnation(self.places.incarnations, self.service))
-            if self.service in YIELDING:
-                yield_cores(child.process.pid, self.config.nice)
             self.log.info("started", incarnation=child.incarnation, pid=child.process.pid)
             await self._until_exit(child)
             code = child.close()
@@ -203,8 +205,15 @@ class Supervisor:
             nursery.start_soon(child.listen)
             nursery.start_soon(self._kill_if_hung, child)
             nursery.start_soon(self._stop_when_asked, child)
+            if self.service in YIELDING:
+                nursery.start_soon(self._yield_when_ready, child)
             await wait_exit(child.process.pid)
             nursery.cancel_scope.cancel()
+
+    async def _yield_when_ready(self, child: Child) -> None:
+        """Not before: clients wait for a service that starts again, and busy cores would make it many times slower."""
+        await child.was_ready.wait()
+        yield_cores(child.process.pid, self.config.nice)
 
     async def _stop_when_asked(self, child: Child) -> None:
         await self._stopping.wait()

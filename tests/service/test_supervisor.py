@@ -193,6 +193,16 @@ async def test_i08_a_stopped_service_does_not_outlive_its_killed_supervisor(plac
             await wait_exit(first.pid)
 
 
+async def test_a_yielding_service_gives_way_with_all_its_threads_once_it_is_ready(places: Places) -> None:
+    async with supervised(places, PERDURE_SUPERVISE__NICE="7"):
+        first = await next_life(places, 0)
+        threads = [int(name) for name in os.listdir(f"/proc/{first.pid}/task")]
+        assert len(threads) > 1
+        with trio.fail_after(30):
+            while {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} != {7}:  # noqa: ASYNC110
+                await trio.sleep(0.02)  # a poll of the kernel: the supervisor hears of ready a moment later
+
+
 def test_yielding_services_give_way_in_their_own_session_too() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     yield_cores(process.pid, 7)
