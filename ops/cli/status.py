@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ops.admin import admin, snapshots
 from ops.cli.exits import NO_STACK, fail, plain_errors
+from ops.cli.status_view import show
 from shared.messages.hello import Snapshot
 from shared.paths import Places, default_home
 
@@ -21,40 +22,24 @@ async def _ask() -> dict[str, Snapshot | None]:
 
 
 @click.command()
+@click.option("--all", "everything", is_flag=True, help="Also everything that each service says of itself.")
 @click.option("--json", "as_json", is_flag=True, help="Everything each service says, as one JSON object.")
-def status(as_json: bool) -> None:
+def status(everything: bool, as_json: bool) -> None:
     """Show the services of this home, their memory and how much the cache serves."""
     with plain_errors():
         found = trio.run(_ask)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(found)))
     else:
-        show(found, Console())
+        console = Console()
+        show(found, console)
+        for role, snapshot in found.items():
+            if snapshot is not None and everything:
+                _details(role, snapshot, console)
     if not any(found.values()):
         fail(NO_STACK, f"no stack runs on {default_home()}; start one with `perdure serve`")
     if not all(found.values()):
         sys.exit(NO_STACK)
-
-
-def show(found: dict[str, Snapshot | None], console: Console) -> None:
-    """The tables that people read."""
-    table = Table(title="services")
-    for column in ("service", "state", "incarnation", "pid", "up for", "notes"):
-        table.add_column(column)
-    for role, snapshot in found.items():
-        if snapshot is None:
-            table.add_row(role, "[red]away[/red]", "", "", "", "")
-            continue
-        state = "[green]ready[/green]" if snapshot.ready else "[yellow]starting[/yellow]"
-        notes = str(snapshot.data.get("note", ""))
-        if snapshot.data.get("faults"):
-            notes = f"[red]fault hooks are set[/red] {notes}"
-        uptime = f"{snapshot.uptime_s:.0f} s"
-        table.add_row(role, state, str(snapshot.incarnation), str(snapshot.pid), uptime, notes)
-    console.print(table)
-    for role, snapshot in found.items():
-        if snapshot is not None:
-            _details(role, snapshot, console)
 
 
 def _details(role: str, snapshot: Snapshot, console: Console) -> None:

@@ -34,8 +34,11 @@ async def test_status_restart_ledger_and_purge_on_a_running_stack() -> None:
     async with stack() as made:
         (first,) = await ask_all(made, [ids], 20)
         shown = await perdure(made, "status")
-        for word in ("store", "scheduler", "worker", "tokenizer", "detokenizer", "ready", "hits", "pool"):
+        for word in ("store", "scheduler", "worker", "tokenizer", "detokenizer", "ready", "device", "host", "disk"):
             assert word in shown
+        assert "20 output tokens" in " ".join(shown.split())
+        assert "!" not in shown  # nothing is amiss
+        assert "save_committed" in await perdure(made, "status", "--all")
         facts = json.loads(await perdure(made, "status", "--json"))
         assert facts["scheduler"]["data"]["block_tokens"] == 16
 
