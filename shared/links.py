@@ -174,7 +174,7 @@ class Link:
     def _fault(self, welcome: Welcome) -> str:
         """What a welcome must get right, as the mailbox checks a hello; "" or what is wrong."""
         if welcome.protocol != self.node.protocol:
-            return f"protocol {welcome.protocol} is not ours, {self.node.protocol}; restart both from one version"
+            return f"protocol {welcome.protocol} is not ours, {self.node.protocol}; run `perdure restart --all`"
         if welcome.role != self.role:
             return f"a {welcome.role[:64]} answers where the {self.role} should be"
         if self.remote is None and not 1 <= welcome.pid <= MAX_PID:

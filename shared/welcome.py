@@ -45,7 +45,7 @@ def refusal(
     """Why this hello is not accepted, or ""."""
     remote = address[0]
     if hello.protocol != actor.protocol:
-        return f"protocol {hello.protocol} is not ours, {actor.protocol}; restart both from one version"
+        return f"protocol {hello.protocol} is not ours, {actor.protocol}; run `perdure restart --all`"
     if not (1 <= len(hello.engine) <= MAX_NAME and hello.engine.isprintable()):
         return f"an engine's name of {len(hello.engine)} characters is none; 1 to {MAX_NAME} printable ones are"
     if not 0 <= hello.incarnation < MAX_INCARNATION:
