@@ -72,45 +72,50 @@ async def test_s04_a07_a_stopped_store_costs_a_bounded_wait_each_and_then_none()
     """Nobody ends it: its supervisor is patient. Behind it stands a disk that writes a batch in 1.5 s, with a flood of
     writes: no decode waits for it.
     """
-    patient = {"PERDURE_SUPERVISE__HANG_S": "600", "PERDURE_FAULTS__MAX_POOL_BLOCKS": "24"}
-    async with (
-        stack(**patient, **hooks(store_before_data="delay:1", store_commit_index="delay:0.5")) as made,
-        client_of(made) as client,
-    ):
-        for number in range(8):
-            await right(client, number)
-        await settled(made)  # nothing is locked while the disk is busy
-        async with watching(made, "store") as look:
-            assert (await look())["tiers"]["host"]["dirty"] > 0
-        ids = prompt(50, 24 * BLOCK - 2)
-        assert (await ask(client, ids, 3)).ids == oracle(ids, 3)  # the whole pool, for one request
+    settings = {
+        "PERDURE_SUPERVISE__HANG_S": "600",
+        "PERDURE_SCHEDULER__LOOKUP_S": "0.5",
+        "PERDURE_FAULTS__MAX_POOL_BLOCKS": "24",
+    }
+    async with stack(**settings, **hooks(store_before_data="delay:1", store_commit_index="delay:0.5")) as made:
+        async with client_of(made) as client:
+            for number in range(8):
+                await right(client, number)
+            await settled(made)  # nothing is locked while the disk is busy
+            async with watching(made, "store") as look:
+                assert (await look())["tiers"]["host"]["dirty"] > 0
+            ids = prompt(50, 24 * BLOCK - 2)
+            assert (await ask(client, ids, 3)).ids == oracle(ids, 3)  # the whole pool, for one request
         await empty_pool(made)
-
-        made.kill("store", signal.SIGSTOP)
-        for number in range(6):
-            assert (await right(client, number)).finish.usage.cached_tokens == 0
-        async with watching(made) as look:
-            data = await look()
-            assert data["store"]["breaker"] == "open"
-            assert "did not answer" in data["note"]
-            assert data["counters"]["lookup_timeouts"] == 3
-            assert data["counters"]["waits_refused"] >= 3
-            assert data["requests"]["loading"] == 0
-
-        made.kill("store", signal.SIGCONT)
-        async with watching(made, "store") as store:  # questions from back then are past their deadline: no lease
-            await until(store, lambda data: data["leases"] == 0 and data["drops"].get("deadline", 0) >= 3)
+        await stopped_store(made)
         await empty_pool(made)
-        async with watching(made) as look:
+        async with client_of(made) as client, watching(made) as look:
             for number in range(60, 100):  # a probe goes out with one of them, and is answered
                 await right(client, number)
                 if (await look())["store"]["breaker"] != "open":
                     break
                 await trio.sleep(0.1)  # probes are half a second apart at first
-        assert by_tier(await right(client, 7)) == {"host": FIVE}
+            assert by_tier(await right(client, 7)) == {"host": FIVE}
         async with watching(made, "store") as look:
             await until(look, lambda data: data["leases"] == 0 and data["tiers"]["host"]["granted"] == 0)
         await aftermath(made)
+
+
+async def stopped_store(made: Watched) -> None:
+    """Six requests that the store would have had, while it is stopped; then it goes on."""
+    made.kill("store", signal.SIGSTOP)
+    async with client_of(made) as client, watching(made) as look:
+        for number in range(6):
+            assert (await right(client, number)).finish.usage.cached_tokens == 0
+        data = await look()
+    assert data["store"]["breaker"] == "open"
+    assert "did not answer" in data["note"]
+    assert data["counters"]["lookup_timeouts"] == 3
+    assert data["counters"]["waits_refused"] >= 3
+    assert data["requests"]["loading"] == 0
+    made.kill("store", signal.SIGCONT)
+    async with watching(made, "store") as store:  # questions from back then are past their deadline: no lease
+        await until(store, lambda data: data["leases"] == 0 and data["drops"].get("deadline", 0) >= 3)
 
 
 @pytest.fixture
@@ -118,6 +123,7 @@ async def slow_disk() -> AsyncIterator[Watched]:
     """Eight prompts on disk only; each read takes half a second, each copy into the pool a quarter."""
     async with stack(
         PERDURE_SCHEDULER__LOAD_S="0.3",
+        PERDURE_SCHEDULER__LOOKUP_S="5",
         PERDURE_FAULTS__MAX_POOL_BLOCKS="24",
         **hooks(store_in_load="delay:0.5", worker_in_load="delay:0.25"),
     ) as made:
