@@ -43,6 +43,9 @@ REBUILD_BLOCKS = 512
 
 EVICTED_AT_ONCE = 4096
 
+FORGOTTEN_AT_ONCE = 4096
+"""Blocks; between them the event loop answers."""
+
 
 @dataclass
 class LaneCounters:
@@ -179,7 +182,10 @@ class DiskLane:
     async def _write(self, disk: DiskTier) -> Turn:
         if not self._catalog.behind.length or trio.current_time() - self._synced > SYNC_S:
             self._synced = trio.current_time()
-            forget_on_disk(self._catalog, await self._in_thread(disk.sync))
+            lost = await self._in_thread(disk.sync)
+            for start in range(0, len(lost), FORGOTTEN_AT_ONCE):
+                forget_on_disk(self._catalog, lost[start : start + FORGOTTEN_AT_ONCE])
+                await trio.lowlevel.checkpoint()
             await self._shrink(disk)
         await self._delete(disk, [])
         batch = self._catalog.behind.next_batch(BATCH_BLOCKS, BATCH_BYTES)
@@ -308,14 +314,18 @@ class DiskLane:
         """What the disk tier holds can't be reached under its name any more: it is closed, and opened anew."""
         self.attach(None, error.reason, wanted=True)
         self._to_delete = []
-        forget_disk(self._catalog)
         await self._in_thread(partial(disk.close, clean=False))
+        await self._forget_all()
 
     async def _heal(self, disk: DiskTier) -> None:
         self.state, self.reason = "rebuilding", disk.reason
         self.counters.rebuilds += 1
         await self._in_thread(disk.heal)
-        forget_disk(self._catalog)
+        await self._forget_all()
+
+    async def _forget_all(self) -> None:
+        while forget_disk(self._catalog, FORGOTTEN_AT_ONCE):
+            await trio.lowlevel.checkpoint()
 
     async def _rebuild_step(self, disk: DiskTier) -> Turn:
         if self.state != "rebuilding":

@@ -16,6 +16,7 @@ import trio
 
 from services.store import disk_lane, opening
 from services.store.actor import Store
+from services.store.catalog.integrity import check_integrity
 from services.store.disk.footer import FORMAT, Superblock, pack_superblock
 from services.store.disk.tier import DiskTier
 from shared.config import FaultsConfig
@@ -34,6 +35,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that rests and syncs often: many tries in a short test."""
     monkeypatch.setattr(disk_lane, "REST_S", 0.01)
     monkeypatch.setattr(disk_lane, "SYNC_S", 0.01)
+    monkeypatch.setattr(disk_lane, "FORGOTTEN_AT_ONCE", 2)
 
 
 @contextmanager
@@ -53,10 +55,13 @@ def segments(places: Places) -> list[Path]:
     return sorted((places.store / "segments").iterdir())
 
 
-def check(actor: Store) -> None:
-    """Index rows and valid footers are the same blocks."""
+async def check(actor: Store, one: Engine) -> None:
+    """Index rows and valid footers are the same blocks, and the catalogue agrees with itself."""
+    await one.until(lambda facts: facts["pinned"] == 0)
     assert actor.lane.disk is not None
+    assert actor.opened.catalog is not None
     actor.lane.disk.check_integrity()
+    check_integrity(actor.opened.catalog)
 
 
 async def on_disk(one: Engine, chain: list[bytes]) -> None:
@@ -115,7 +120,7 @@ async def test_p05_a_disk_that_refuses_costs_nothing_but_its_hits_and_is_used_ag
             await one.all_on_disk()
             facts = await one.until(lambda facts: facts["tiers"]["disk"]["state"] == "ready")
             assert facts["tiers"]["disk"]["used"] == facts["tiers"]["disk"]["held"] == 12
-            check(actor)
+            await check(actor, one)
         assert not [path for path in segments(places) if not path.stat().st_size]
         places.arena().unlink()
         async with store(places, incarnation=2) as one:
@@ -140,7 +145,7 @@ async def test_p05_a_disk_filled_by_others_keeps_what_it_has_and_saves_again_whe
             assert len(warnings_in(logs)) == 1
             io.others = 0
             await one.all_on_disk()
-            check(actor)
+            await check(actor, one)
         places.arena().unlink()
         async with store(places, incarnation=2) as one:
             assert [await one.load(chain) for chain in (old, new)] == [(0, 20), (0, 20)]
@@ -184,7 +189,7 @@ async def test_p05_a_real_file_system_of_8_mb_that_is_full_and_is_emptied_again(
         ballast.unlink()
         await one.all_on_disk()
         await one.until(lambda facts: facts["tiers"]["disk"]["state"] == "ready")
-        check(actor)
+        await check(actor, one)
         held = (await one.facts())["tiers"]["disk"]["held"]
     assert not [path for path in segments(places) if not path.stat().st_size]
     places.arena().unlink()
@@ -204,7 +209,7 @@ async def test_p08_what_the_tier_takes_of_the_disk_stays_within_its_cap_at_every
             facts = await one.facts()
             assert facts["tiers"]["disk"]["evictions"] > 100
             assert cap // 2 < max(taken) <= cap + DISK_SLOT
-            check(actor)
+            await check(actor, one)
         places.arena().unlink()
         async with running(Store, places, config(disk_bytes=cap // 2), incarnation=2) as actor, engine(places) as one:
             await one.until(lambda facts: facts["tiers"]["disk"]["evictions"] > 0)
@@ -212,7 +217,7 @@ async def test_p08_what_the_tier_takes_of_the_disk_stays_within_its_cap_at_every
             while actor.lane.disk.excess():
                 await one.facts()
             assert disk_usage(places.store) <= cap // 2 + DISK_SLOT  # lowered caps hold, with nothing to write
-            check(actor)
+            await check(actor, one)
 
 
 async def test_p14_an_index_that_starts_at_its_smallest_grows_and_no_request_fails(places: Places) -> None:
@@ -224,7 +229,7 @@ async def test_p14_an_index_that_starts_at_its_smallest_grows_and_no_request_fai
                 assert await one.load(chain) == (100, 0)
             assert (await one.facts())["tiers"]["disk"]["held"] == 3000
             assert sum(await one.load(prompts[0])) == 100
-            check(actor)
+            await check(actor, one)
 
 
 # --- slow -------------------------------------------------------------------------------------------------------------
@@ -256,7 +261,7 @@ async def test_f08_loads_from_disk_and_answers_never_wait_behind_a_write(places:
             finally:
                 io.go_on.set()
             await one.all_on_disk()
-            check(actor)
+            await check(actor, one)
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
@@ -281,7 +286,7 @@ async def test_p01_a_segment_removed_under_a_running_store_is_one_warning_and_it
             await on_disk(one, lost)
             assert sum(await one.load(lost)) == 6
             assert len(warnings_in(logs)) == 1
-            check(actor)
+            await check(actor, one)
         places.arena().unlink()
         async with store(places, settings, incarnation=2) as one:
             assert await one.load(lost) == (0, 6)
@@ -334,7 +339,7 @@ async def test_p03_damaged_blocks_are_misses_with_a_counter_and_one_warning_and_
             await one.until(lambda _: len(warnings_in(logs)) == 1)
             assert await one.load(chain) == (good, 0)
             await on_disk(one, chain)  # computed again, saved again
-            check(actor)
+            await check(actor, one)
         places.arena().unlink()
         async with store(places, incarnation=3) as one:
             assert await one.load(chain) == (0, 8)
@@ -366,7 +371,7 @@ async def test_p04_a_segment_of_another_length_is_misses_and_never_wrong_bytes(
             await one.until(lambda facts: facts["tiers"]["disk"]["used"] == facts["tiers"]["disk"]["held"])
             await on_disk(one, chain)
             assert sum(await one.load(chain)) == 8
-            check(actor)
+            await check(actor, one)
 
 
 # --- places -----------------------------------------------------------------------------------------------------------
@@ -396,7 +401,7 @@ async def test_p20_whatever_is_removed_under_a_running_store_it_goes_on_and_save
             )
             assert await one.load(chain) == (6, 0)
             assert 1 <= len(warnings_in(logs)) <= 2  # why it went, and why it can't come back yet
-            check(actor)
+            await check(actor, one)
         places.arena().unlink()
         async with store(places, incarnation=2) as one:
             assert [await one.load(each) for each in (chain, more)] == [(0, 6), (0, 6)]
@@ -434,7 +439,7 @@ async def test_p20_a_disk_that_is_not_ours_to_use_is_left_as_it_is_and_used_when
             io.fails = {}
             await one.all_on_disk()
             assert await one.load(chain) == (0, 6)
-            check(actor)
+            await check(actor, one)
 
 
 async def test_w14_what_is_cleared_while_the_disk_is_away_does_not_come_back(places: Places) -> None:
@@ -494,4 +499,4 @@ async def test_a_damaged_index_is_rebuilt_while_the_store_serves_and_says_how_fa
                 assert await one.load(chain) == (0, 20)
                 await one.all_on_disk()
                 assert len(warnings_in(logs)) == (how != "gone")
-                check(actor)
+                await check(actor, one)

@@ -233,31 +233,40 @@ class Recovery:
             self._blocks.headers.set_flags_many(np.flatnonzero(self._slots.columns["state"] == state), flag)
 
 
-def forget_disk(catalog: Catalog) -> None:
+def forget_disk(catalog: Catalog, limit: int = 1 << 32) -> int:
     """The disk's index is lost and will be told anew: what only the disk held is unknown until then.
 
-    Host copies become dirty; a read that is under way ends as it will.
+    Host copies become dirty; a read that is under way ends as it will. At most `limit` blocks a call, so that a store
+    of millions goes on answering; returns how many are left. Those are misses meanwhile: the disk has no such block.
     """
-    entries = catalog.blocks.entries
-    top = entries.top
-    flags, hosts, parents = (entries.columns[name][:top] for name in ("flags", "host", "parent"))
-    only_disk = (flags & LIVE != 0) & (flags & ON_DISK != 0) & (hosts == NONE)
-    linked = np.flatnonzero((flags & LIVE != 0) & (parents != NONE))
-    cut = linked[only_disk[parents[linked]] | only_disk[linked]]
-    np.subtract.at(entries.columns["children"], parents[cut], np.uint32(1))
-    parents[cut] = NONE
-    for entry in np.flatnonzero((flags & LIVE != 0) & (flags & ON_DISK != 0)).tolist():
-        _forget(catalog, entry)
+    flags = catalog.blocks.entries.columns["flags"][: catalog.blocks.entries.top]
+    on_disk = np.flatnonzero((flags & LIVE != 0) & (flags & ON_DISK != 0))
+    _forget_many(catalog, on_disk, on_disk[:limit].tolist())
+    return max(0, len(on_disk) - limit)
 
 
 def forget_on_disk(catalog: Catalog, identities: Sequence[bytes]) -> None:
     """The disk has lost these blocks: what the host holds of them is to be written again."""
     entries = catalog.blocks.entries
-    for identity in identities:
-        entry = entries.map.get(identity)
-        if entry != NONE and entries.flags[entry] & ON_DISK:
-            catalog.blocks.counters.disk_failures += 1
-            _forget(catalog, entry)
+    known = [entry for entry in map(entries.map.get, identities) if entry != NONE and entries.flags[entry] & ON_DISK]
+    catalog.blocks.counters.disk_failures += len(known)
+    _forget_many(catalog, np.array(known, np.intp), known)
+
+
+def _forget_many(catalog: Catalog, doomed: "NDArray[np.intp]", now: Sequence[int]) -> None:
+    """Drops the disk copies of `now`. Links of all that `doomed` leaves on no tier are cut at once: one by one, each
+    would be searched for among all blocks.
+    """
+    entries = catalog.blocks.entries
+    flags, hosts, parents = (entries.columns[name][: entries.top] for name in ("flags", "host", "parent"))
+    goes = np.zeros(entries.top, bool)
+    goes[doomed] = hosts[doomed] == NONE
+    linked = np.flatnonzero((flags & LIVE != 0) & (parents != NONE))
+    cut = linked[goes[parents[linked]] | goes[linked]]
+    np.subtract.at(entries.columns["children"], parents[cut], np.uint32(1))
+    parents[cut] = NONE
+    for entry in now:
+        _forget(catalog, entry)
 
 
 def _forget(catalog: Catalog, entry: int) -> None:
