@@ -1,5 +1,6 @@
 """A small home that stands still, made by the real store, journal and ledger, and ways to damage it."""
 
+import gc
 import os
 import shutil
 import sqlite3
@@ -194,6 +195,8 @@ def stray_arena(home: Home, of: Path | None) -> Path:
         label = pack_home(os.fsencode(of))
         arena.buffer[HOME_AT : HOME_AT + len(label)] = label
     arena.close()
+    del arena
+    gc.collect()  # its views refer to each other; with them the mapping goes, and the file is nobody's
     return path
 
 

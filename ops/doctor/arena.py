@@ -59,33 +59,40 @@ def _headers(patient: Patient, view: ArenaView) -> list[Finding]:
     torn, bad, extents, view = _settled(patient, view)
     found = []
     if extents:
-        text = f"the records of {len(extents)} extents ({extents[0]}, ...) in the arena's table fail their CRC"
+        text = f"extents whose record in the arena's table fails its CRC: {len(extents)} (the first is {extents[0]})"
         found.append(fault("arena-extent", text, "their blocks are misses", mend.free_extents(view.path, extents)))
     if torn:
-        text = f"{len(torn)} headers of the arena fail their CRC (slot {torn[0]}): their blocks are misses"
-        way = "one may be torn by a kill; the next start frees it"
+        text = f"headers of the arena that fail their CRC: {len(torn)} (the first of slot {torn[0]})"
+        way = "their blocks are misses; one may be torn by a kill, and the next start frees it"
         make = fault if len(torn) > 1 or patient.store_lives else warning
         found.append(make("arena-header", text, way, mend.free_slots(view.path, torn)))
     if bad:
-        text = f"{len(bad)} blocks in the arena fail their checksums (slot {bad[0]}): every load sees a miss"
-        found.append(fault("arena-payload", text, "they are dropped", mend.free_slots(view.path, bad)))
+        text = f"blocks in the arena that fail their checksums: {len(bad)} (the first in slot {bad[0]})"
+        found.append(
+            fault(
+                "arena-payload",
+                text,
+                "they are dropped; until then each load finds it out and is a miss",
+                mend.free_slots(view.path, bad),
+            )
+        )
     states = view.records["state"]
     valid = view.records[states == VALID]
     identities = [record.tobytes() for record in valid["identity"]]
     twice = [name for name, count in Counter(identities).items() if count > 1]
     if twice:
-        text = f"{len(twice)} blocks lie in the arena twice ({twice[0].hex()[:12]})"
+        text = f"blocks that lie in the arena twice: {len(twice)} (the first is {twice[0].hex()[:12]})"
         found.append(warning("arena-double", text, "the next start keeps the newer one"))
     granted = view.records[states == GRANTED]
     if len(granted) and not patient.store_lives:
-        text = f"{len(granted)} slots are granted, and no store runs: no engine will ever fill them"
+        text = f"slots that are granted although no store runs: {len(granted)}"
         found.append(note("arena-granted", text, "the next start frees each as soon as its engine has spoken"))
     if not patient.store_lives:
         known = set(identities) | patient.disk_identities
         chains = [(record["parent"].tobytes(), record["root"].tobytes()) for record in valid]
         orphans = sum(1 for parent, root in chains if parent not in known and parent != root)
         if orphans:
-            text = f"{orphans} blocks in the arena have a parent that no tier holds: they can't be found and age out"
+            text = f"blocks in the arena whose parent no tier holds: {orphans}; they can't be found and age out"
             found.append(note("chain-broken", text))
     return found
 

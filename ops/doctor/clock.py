@@ -27,7 +27,9 @@ def check_clock(patient: Patient) -> list[Finding]:
             steps.append(latest - at)
         latest = max(at, latest) if at >= latest - TOLERANCE_S else at
     if steps:
-        text = f"the clock went back {len(steps)} times between records of the journal, by up to {max(steps):,.0f} s"
+        text = (
+            f"times that the clock went back while the journal was written: {len(steps)}, by up to {max(steps):,.0f} s"
+        )
         found.append(note("clock-jump", text, "a time service that slews the clock avoids it"))
     return found or [ok("clock", "no record is from the future")]
 

@@ -37,7 +37,7 @@ def check_disk(patient: Patient) -> list[Finding]:
     if not any(finding.level for finding in found):
         checked = "footers" if patient.quick else "footers and checksums"
         slots = len(patient.segments.footers)
-        found = [ok("disk", f"{slots:,} blocks in {len(patient.segments.files)} segments; index and {checked} agree")]
+        found = [ok("disk", f"blocks: {slots:,}, segments: {len(patient.segments.files)}; index and {checked} agree")]
     return found
 
 
@@ -82,7 +82,7 @@ def _index(patient: Patient) -> list[Finding]:
         text = f"the index is of format {rows.other_format}, this version writes {INDEX_FORMAT.decode()}"
         found.append(note("index-format", text, way, aside))
     if rows.damaged:
-        text = f"{rows.damaged:,} of {rows.damaged + len(rows.entries):,} records of the index fail their CRC"
+        text = f"records of the index that fail their CRC: {rows.damaged:,} of {rows.damaged + len(rows.entries):,}"
         found.append(fault("index-record", text, way, aside))
     if reason and not rows.trouble:
         found.append(note("index-distrusted", f"{reason}: the next start rebuilds the index from the footers", way))
@@ -108,7 +108,7 @@ def _both_ways(patient: Patient) -> list[Finding]:
     if not rows.there:
         if not slots.footers:
             return []
-        text = f"{len(slots.footers):,} blocks lie on disk and there is no index: the next start makes it from footers"
+        text = f"blocks on disk without an index: {len(slots.footers):,}; the next start makes it from their footers"
         return [note("index-distrusted", text)]
     entries = [Entry._make(item) for item in rows.entries.tolist()]
     contradictions = _contradictions(entries, slots)
@@ -118,16 +118,16 @@ def _both_ways(patient: Patient) -> list[Finding]:
         contradictions, orphans, bad = _looked_at_again(patient, contradictions, orphans, bad)
     found = _told(patient, slots, contradictions)
     if bad:
-        text = f"the payloads of {len(bad):,} blocks on disk fail their checksums ({_some(bad)})"
+        text = f"blocks on disk that fail their checksums: {len(bad):,} (slots {_some(bad)})"
         way = "they are dropped; loads see misses, never their bytes"
         found.append(fault("slot-payload", text, way, mend.drop_slots(patient, bad)))
     if orphans:
-        text = f"{len(orphans):,} slots hold bytes that the index does not name ({_some(orphans)})"
+        text = f"slots that hold bytes and that the index does not name: {len(orphans):,} ({_some(orphans)})"
         way = "a kill between bytes and index, or in a delete, leaves them; the next start sweeps them"
         found.append(note("slot-orphan", text, way, mend.sweep(patient, orphans)))
     broken = _chains(entries, patient)
     if broken:
-        text = f"{broken:,} blocks on disk have a parent that no tier holds: they can't be found and age out"
+        text = f"blocks on disk whose parent no tier holds: {broken:,}; they can't be found and age out"
         found.append(note("chain-broken", text))
     return found
 
@@ -190,13 +190,13 @@ def _told(patient: Patient, slots: Segments, contradictions: Contradictions) -> 
         drop = mend.drop_entries(patient, entries)
         if name == "segment-missing":
             gone = sorted({entry.slot >> SLOT_BITS for entry in entries})
-            text = f"{count} entries of the index lie in segments that are gone ({_some(gone)})"
+            text = f"entries of the index in segments that are gone ({_some(gone)}): {count}"
         elif name == "index-double":
-            text = f"{count} entries of the index name a slot that belongs to another"
+            text = f"entries of the index that name a slot of another: {count}"
         elif name == "index-dangling":
-            text = f"{count} entries of the index name slots that hold nothing"
+            text = f"entries of the index that name slots in which nothing lies: {count}"
         else:
-            text = f"{count} slots do not end with the footer that the index expects ({_some(e.slot for e in entries)})"
+            text = f"slots without the footer that the index expects: {count} ({_some(e.slot for e in entries)})"
         make = warning if name == "index-dangling" else fault
         found.append(make(name, text, way, drop))
     return found

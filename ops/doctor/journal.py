@@ -30,11 +30,11 @@ def check_journal(patient: Patient) -> list[Finding]:
         found.append(fault("journal-loss", text, way, lambda: _rewrite(directory, view.records)))
     if view.recovered.torn_bytes and not patient.journal_lives:
         text = (
-            f"the journal ends in {view.recovered.torn_bytes:,} bytes of an unfinished write, of which nothing was said"
+            f"the journal ends in an unfinished write of {view.recovered.torn_bytes:,} bytes, of which nothing was said"
         )
         found.append(note("journal-torn", text, "the next start cuts it off", lambda: _cut(directory)))
     if view.kept:
-        text = f"{view.kept} of {view.segments} segments hold only requests that are over and past result_ttl_s"
+        text = f"segments whose requests are all over and past result_ttl_s: {view.kept} of {view.segments}"
         way = "the scheduler removes them" + ("" if patient.journal_lives else " at its next start")
         found.append((warning if patient.journal_lives else note)("journal-kept", text, way))
     aside = directory.with_name(directory.name + ".damaged")
@@ -43,9 +43,8 @@ def check_journal(patient: Patient) -> list[Finding]:
     if not found:
         accepted = {record.key for record in view.records if isinstance(record, Accept)}
         ended = {record.key for record in view.records if isinstance(record, Ended)}
-        text = (
-            f"{len(accepted):,} requests, {len(accepted & ended):,} of them over, gapless in {view.segments} segments"
-        )
+        over = len(accepted & ended)
+        text = f"requests: {len(accepted):,}, of them over: {over:,}, gapless; segments: {view.segments}"
         found = [ok("journal", text)]
     return found
 

@@ -21,7 +21,7 @@ def check_ledger(patient: Patient) -> list[Finding]:
     if not path.exists():
         if not expected:
             return [ok("ledger", "there is no ledger yet")]
-        text = f"there is no ledger, the journal holds {len(expected):,} finished requests"
+        text = f"there is no ledger; finished requests in the journal: {len(expected):,}"
         return [note("ledger-behind", text, "the scheduler fills it at its next start", _fill(patient))]
     found: list[Finding] = []
     aside = path.with_name(path.name + ".damaged")
@@ -40,7 +40,7 @@ def check_ledger(patient: Patient) -> list[Finding]:
         found.append(warning("ledger-mode", text, "the scheduler sets it at its next start"))
     found += _compared(patient, expected, rows)
     if not found:
-        found = [ok("ledger", f"{len(rows):,} rows; the {len(expected):,} finished requests of the journal are there")]
+        found = [ok("ledger", f"rows: {len(rows):,}; finished requests in the journal: {len(expected):,}, all there")]
     return found
 
 
@@ -67,7 +67,7 @@ def _compared(patient: Patient, expected: dict[str, Row], rows: dict[str, Row]) 
     found = []
     missing = expected.keys() - rows.keys()
     if missing:
-        text = f"{len(missing):,} of {len(expected):,} finished requests of the journal are not in the ledger yet"
+        text = f"finished requests that are not in the ledger yet: {len(missing):,} of {len(expected):,} in the journal"
         found.append(note("ledger-behind", text, "it follows within seconds, or at the next start", _fill(patient)))
     differ = [
         name
@@ -75,7 +75,7 @@ def _compared(patient: Patient, expected: dict[str, Row], rows: dict[str, Row]) 
         if any(expected[name][column] != rows[name][column] for column in AS_JOURNALED)
     ]
     if differ:
-        text = f"{len(differ):,} rows of the ledger say something else than the journal ({differ[0][:12]})"
+        text = f"rows of the ledger that contradict the journal: {len(differ):,} (the first is {differ[0][:12]})"
         make = note if not patient.journal_lives else warning
         found.append(make("ledger-differs", text, "the next start writes them anew", _fill(patient)))
     return found

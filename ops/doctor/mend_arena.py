@@ -24,6 +24,7 @@ def locked(path: Path) -> Iterator[int]:
         except BlockingIOError:
             raise Taken(f"arena {path} is in use by a store; stop it first") from None
         yield fd
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a mapping holds a duplicate, so closing alone might not
     finally:
         os.close(fd)
 
@@ -49,7 +50,7 @@ def free_slots(path: Path, slots: Sequence[int]) -> Mend:
             headers = Headers(memoryview(mmap.mmap(fd, geometry.total)), geometry)
             for slot in slots:
                 headers.free(slot)
-        return f"freed {len(slots):,} slots of the arena"
+        return f"freed slots of the arena: {len(slots):,}"
 
     return do
 
@@ -61,6 +62,6 @@ def free_extents(path: Path, extents: Sequence[int]) -> Mend:
         with locked(path) as fd:
             for extent in extents:
                 os.pwrite(fd, bytes(EXTENT_BYTES), PAGE + extent * EXTENT_BYTES)
-        return f"gave {len(extents):,} extents of the arena free"
+        return f"freed extents of the arena: {len(extents):,}"
 
     return do

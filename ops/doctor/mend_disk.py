@@ -54,7 +54,7 @@ def drop_entries(patient: "Patient", entries: Sequence[Entry]) -> Mend:
         with _index(patient) as index:
             index.apply(deletes=[entry.identity for entry in entries])
         _free(patient, [entry.slot for entry in entries if entry.slot not in patient.segments.footers])
-        return f"dropped {len(entries):,} entries of the index"
+        return f"dropped entries of the index: {len(entries):,}"
 
     return do
 
@@ -68,7 +68,7 @@ def drop_slots(patient: "Patient", slots: Sequence[int]) -> Mend:
             held = [entry for entry in map(index.get, identities) if entry is not None and entry.slot in set(slots)]
             index.apply(deletes=[entry.identity for entry in held])
         _free(patient, slots)
-        return f"dropped {len(slots):,} damaged blocks from the disk tier"
+        return f"dropped damaged blocks of the disk tier: {len(slots):,}"
 
     return do
 
@@ -78,7 +78,7 @@ def sweep(patient: "Patient", slots: Sequence[int]) -> Mend:
 
     def do() -> str:
         _free(patient, slots)
-        return f"swept {len(slots):,} orphan slots"
+        return f"swept orphan slots: {len(slots):,}"
 
     return do
 

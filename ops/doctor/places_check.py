@@ -46,11 +46,11 @@ def _owners_and_modes(patient: Patient) -> list[Finding]:
             open_ones.append(path)
     found = []
     if strangers:
-        text = f"{len(strangers)} files belong to another user than {os.getuid()} ({strangers[0]})"
+        text = f"files that belong to another user than {os.getuid()}: {len(strangers)} (the first is {strangers[0]})"
         found.append(fault("home-owner", text, "give them back with chown, or set PERDURE_HOME elsewhere"))
     if open_ones:
         mode = stat.S_IMODE(open_ones[0].lstat().st_mode)
-        text = f"{len(open_ones)} files are open to other users ({open_ones[0]} has mode {mode:04o})"
+        text = f"files that are open to other users: {len(open_ones)} ({open_ones[0]} has mode {mode:04o})"
         found.append(fault("home-mode", text, "they get 0600, folders 0700", lambda: _close(open_ones)))
     return found
 
@@ -59,7 +59,7 @@ def _close(paths: list[Path]) -> str:
     for path in paths:
         if path.exists():
             path.chmod(0o700 if path.is_dir() else 0o600)
-    return f"closed {len(paths)} files to other users"
+    return f"closed files to other users: {len(paths)}"
 
 
 def _key(patient: Patient) -> list[Finding]:
@@ -92,7 +92,7 @@ def _leftovers(patient: Patient) -> list[Finding]:
         dead += [path for top in (places.home, places.run) for path in _parts(top)]
     if not dead:
         return []
-    text = f"{len(dead)} files of processes that are gone ({dead[0]})"
+    text = f"files that dead processes left: {len(dead)} (the first is {dead[0]})"
     return [note("leftovers", text, "the next start takes them over", lambda: _remove(dead))]
 
 
@@ -105,7 +105,7 @@ def _parts(top: Path) -> Iterator[Path]:
 def _remove(paths: list[Path]) -> str:
     for path in paths:
         path.unlink(missing_ok=True)
-    return f"removed {len(paths)} files of dead processes"
+    return f"removed what dead processes left: {len(paths)}"
 
 
 def _run_dirs(patient: Patient) -> list[Finding]:

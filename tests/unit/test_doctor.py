@@ -389,7 +389,7 @@ def test_a_healthy_home_has_nothing_to_say(home: Home) -> None:
         "home", "machine", "clock", "arena", "disk", "journal", "ledger",
     }  # fmt: skip
     assert report.worst == Level.OK, report.plain()
-    assert "12 blocks in 1 segments" in report.named("disk")[0].what
+    assert "blocks: 12, segments: 1;" in report.named("disk")[0].what
     assert "12 valid" in report.named("arena")[0].what
 
 
@@ -488,12 +488,12 @@ def test_the_command_says_what_is_wrong_the_way_out_and_that_it_can_be_mended(
     where = ["--home", str(home.places.home)]
     broken = CliRunner().invoke(doctor, where)
     assert broken.exit_code == 1, broken.output
-    assert "fault     slot-payload: the payloads of 1 blocks on disk fail" in broken.output
+    assert "fault     slot-payload: blocks on disk that fail their checksums: 1 (slots 3)" in broken.output
     assert "-> they are dropped" in broken.output
     assert "perdure doctor --repair" in broken.output
     mended = CliRunner().invoke(doctor, [*where, "--repair"])
     assert mended.exit_code == 0, mended.output
-    assert "mended    slot-payload: dropped 1 damaged blocks" in mended.output
+    assert "mended    slot-payload: dropped damaged blocks of the disk tier: 1" in mended.output
     assert "0 fault" in mended.output
 
 
