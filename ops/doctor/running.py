@@ -87,7 +87,7 @@ def _integrity(role: str, answer: Integrity) -> list[Finding]:
         text = f"{answer.absent_leases} leases belong to engines that are not connected"
         return [warning("lease-left", text, "they end with the engine's process: stop it, if it is not coming back")]
     if answer.skipped:
-        return [ok("services", f"{role} did not check itself: {answer.skipped}")]
+        return [ok("services", f"{role}: {answer.skipped}")]
     return []
 
 
