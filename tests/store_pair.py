@@ -27,8 +27,9 @@ from services.store.catalog.entries import DETACHED, ON_DISK
 from services.store.catalog.integrity import check_integrity
 from services.store.catalog.order import NONE
 from services.store.catalog.slots import CLEAN, DIRTY
+from services.store.clearing import begun_clear
 from services.store.disk.tier import DiskTier
-from services.store.disk_lane import CLEARING, DiskLane
+from services.store.disk_lane import DiskLane
 from services.store.opening import open_disk, open_store
 from services.store.stager import Stager
 from shared.config import Config, FaultsConfig, StoreConfig
@@ -199,7 +200,7 @@ class Life:
 
     def _is_settled(self) -> bool:
         told = self.disk is None or self.disk.statistics().state == "ready"
-        if self.disk is not None and self.disk.get_meta(CLEARING):
+        if self.disk is not None and begun_clear(self.disk) is not None:
             return False
         idle = not self.catalog.behind.length or self.lane.state == "full"  # what is older than all on disk stays
         return bool(told and idle and not self.catalog.statistics().pinned and self.lane.state != "rebuilding")

@@ -4,6 +4,6 @@ Owns the mutators, the targets and the bounded runs of them. Never part of a run
 mutators know the formats (they seal a bent record with its right checksum again), which reaches further than luck.
 
 Read in this order: `mutate` (bytes), `values` (msgpack and JSON), `target` (what a target is), the targets
-(`wire`, `journal`, `store`, `models`, `templates`, `home`), `child` (runs them, under limits), `__main__` (watches it
-and reports).
+(`wire`, `journal`, `store`, `models`, `templates`, `home`, `keys`), `child` (runs them, under limits), `__main__`
+(watches it and reports).
 """

@@ -23,7 +23,7 @@ from types import FrameType
 
 from ops.fuzz.target import Target
 
-MODULES = tuple(f"ops.fuzz.{name}" for name in ("wire", "journal", "store", "models", "templates", "home"))
+MODULES = tuple(f"ops.fuzz.{name}" for name in ("wire", "journal", "store", "models", "templates", "home", "keys"))
 SLOT = struct.Struct("<IQQQ")
 """Index of the target, number of the input, executions of this target, those of them that were taken."""
 

@@ -71,7 +71,10 @@ def read_allowed(path: Path) -> tuple[AllowedKey, ...]:
     for key in found.keys:
         if not is_key(key.public):
             raise KeyFileError(f"the list of client keys {path} is damaged: {key.public[:60]!r} is no key; restore it")
-        check_user(key.user)
+        try:
+            check_user(key.user)
+        except ConfigError as error:
+            raise KeyFileError(f"the list of client keys {path} is damaged: {error}; restore it") from error
     return found.keys
 
 

@@ -5,6 +5,7 @@ Keys are Z85 text of 40 characters, as ZeroMQ writes them. Files are 0600, and r
 
 import os
 import stat
+import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def is_key(text: str) -> bool:
         return False
     try:
         return len(z85.decode(text.encode())) == 32
-    except (KeyError, ValueError, ZeroDivisionError, OverflowError):
+    except (KeyError, ValueError, ZeroDivisionError, OverflowError, struct.error):  # the last: digits above 2^32
         return False
 
 

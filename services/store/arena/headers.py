@@ -40,6 +40,9 @@ from services.store.arena.records import (
 FOUND = np.dtype([("slot", "<u4"), *((name, RECORD.fields[name][0]) for name in RECORD.names or ())])  # type: ignore[index]
 """A record that holds, with its slot."""
 
+MOST_RECENT = 1 << 62
+"""No CRC covers a recency: a damaged one must leave the clock room to go on."""
+
 _WORD = struct.Struct("<Q")
 
 
@@ -246,4 +249,5 @@ class Headers:
         plain = out.view(np.uint8).reshape(-1, FOUND.itemsize)  # FOUND is the slot and then the record
         plain[:, 4:] = records.view(np.uint8).reshape(-1, RECORD.itemsize)
         out["slot"] = slots
+        np.minimum(out["recency"], MOST_RECENT, out=out["recency"])
         return out
