@@ -1,5 +1,6 @@
 """Thirty kills of a real stack on the toy model. More: `make chaos`."""
 
+import pytest
 import trio
 
 from ops.chaos.campaign import Campaign
@@ -8,10 +9,11 @@ from ops.chaos.schedule import PAIRS, SERVICES
 from ops.stack import Stack
 
 KILLS, SEED = 30, 1
-LIMIT_S = 600.0
-"""Against a hang only: on two idle cores it takes less than a minute."""
+LIMIT_S = 1500.0
+"""Against a hang only: on two idle cores it takes about a minute, on busy ones ten times as long."""
 
 
+@pytest.mark.timeout(LIMIT_S + 60)
 async def test_thirty_kills_lose_and_change_nothing() -> None:
     subject = toy()
     with Stack(subject.settings | {"PERDURE_SUPERVISE__HANG_S": str(subject.hang_s)}, share_models=False) as stack:
