@@ -73,7 +73,8 @@ async def test_a_repair_under_a_running_stack_is_refused(shared: Watched) -> Non
 
 
 async def test_after_a_kill_of_everything_there_is_no_fault_and_a_repair_leaves_all_that_holds() -> None:
-    async with stack() as made:
+    patient = {"PERDURE_SCHEDULER__LOOKUP_S": "20", "PERDURE_SCHEDULER__LOAD_S": "20"}  # a slow machine is no miss
+    async with stack(**patient) as made:
         async with client_of(made) as client:
             for number in range(8):
                 await ask(client, prompt(number, 64), 8)
@@ -87,7 +88,8 @@ async def test_after_a_kill_of_everything_there_is_no_fault_and_a_repair_leaves_
         assert report.content, report.plain()
         code, mended, _ = await doctor(made, "--repair")
         assert (code, mended["content"]) == (0, True), mended
-        assert not names(mended, "warning")
+        others = {"arena-dead", "run-dir-dead"}  # of homes that other tests leave and remove meanwhile
+        assert set(names(mended, "warning")) <= others
         await made.start()
         assert (await doctor(made))[0] == 0
         async with client_of(made) as client:
