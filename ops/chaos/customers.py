@@ -23,8 +23,10 @@ from shared.peers import ProtocolViolation, RequestFailed
 
 ORDERS_A_CLIENT = 8
 """Then a customer connects anew."""
-REFUSALS = frozenset({"overloaded", "deadline", "shutting_down"})
-"""Codes with which a stack under attack may refuse a request that it has not accepted."""
+REFUSALS = frozenset({"deadline"})
+"""Codes with which a stack under attack may refuse a request that it has not accepted. (`overloaded` because a service
+is away is no refusal: the client sends again.)
+"""
 ENDS: dict[str, frozenset[str]] = {
     "cancel": frozenset({"length", "cancelled"}),
     "deadline": frozenset({"length", "deadline"}),

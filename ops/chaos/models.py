@@ -41,6 +41,7 @@ long prompt loads 60 blocks, and three lives of a worker without progress end it
 """
 
 COMMON = {
+    "PERDURE_SCHEDULER__RESULT_TTL_S": "7200",
     "PERDURE_SCHEDULER__GRACE_S": "30",
     "PERDURE_SUPERVISE__MAX_FAILURES": "6",
 }

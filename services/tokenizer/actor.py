@@ -149,11 +149,9 @@ class Tokenizer(Actor):
                     answer: Journaled | Rejected = await scheduler.ask(
                         submit, (Journaled, Rejected), deadline_s=deadline_s
                     )
-                except PeerGone:
-                    await trio.sleep(0.02)  # the link makes a new connection
+                except (PeerGone, PeerSlow):  # slow: maybe killed just now, which the link has not noticed yet
+                    await trio.sleep(0.02)
                     continue
-                except PeerSlow:
-                    raise Refusal("overloaded", "the scheduler does not keep up; try again") from None
                 except DeadlinePassed:
                     break
                 if isinstance(answer, Rejected):
@@ -179,9 +177,11 @@ class Tokenizer(Actor):
                 scheduler = await self._scheduler.wait_up()
                 try:
                     return await scheduler.ask(request, Cancelled, deadline_s=max(until - time.monotonic(), 0.0))
-                except PeerGone:
+                except (PeerGone, PeerSlow):
                     await trio.sleep(0.02)
-        raise Reject("overloaded", "the scheduler is away; send the cancel again")
+                except DeadlinePassed:
+                    break
+        raise Reject("overloaded", "the scheduler is away, or does not answer; send the cancel again")
 
     async def drain(self) -> None:
         """Lets requests that are being read reach the scheduler; the supervisor's grace bounds it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import zmq
 
 from services.tokenizer import actor as tokenizer_actor
 from services.tokenizer.actor import Tokenizer
@@ -15,7 +16,7 @@ from services.tokenizer.encode import Encoder
 from services.tokenizer.validate import BODY_BYTES
 from shared.config import Config, ModelConfig
 from shared.identity import namespace_salt
-from shared.messages.base import pack_u32, unpack_u32
+from shared.messages.base import Message, pack_u32, unpack_u32
 from shared.messages.engine import CancelRequest, Journaled, Submit
 from shared.messages.front import (
     AWAY_S,
@@ -257,6 +258,46 @@ async def test_a_submit_whose_scheduler_died_unanswered_goes_to_its_next_incarna
             while nursery.child_tasks:
                 await trio.lowlevel.checkpoint()
         assert answers == [Accepted(id=ID, prompt_tokens=1)]
+
+
+def deaf(tokenizer: Tokenizer, sends: int) -> None:
+    """The scheduler was killed a moment ago: the first `sends` messages find no connection that would take them in."""
+    peer = tokenizer._scheduler.peer
+    assert peer is not None
+    send, left = peer._send_frames, [sends]
+
+    def send_frames(frames: list[bytes]) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise zmq.Again
+        send(frames)
+
+    peer._send_frames = send_frames
+
+
+@pytest.mark.parametrize("message", [Generate(id=ID, prompt="a"), Cancel(id=ID)])
+async def test_a_scheduler_that_was_killed_a_moment_ago_costs_a_try_and_no_request(
+    places: Places, message: Generate | Cancel
+) -> None:
+    async with (
+        running(Scheduler, places, CONFIG) as scheduler,
+        running(Tokenizer, places, CONFIG) as tokenizer,
+        dialled("client", "tokenizer", places) as (_, client),
+        trio.open_nursery() as nursery,
+    ):
+        with trio.fail_after(10):
+            await tokenizer._scheduler.wait_up()
+        deaf(tokenizer, 3)
+        answers: list[Message] = []
+
+        async def ask() -> None:
+            answers.append(await client.ask(message, (Accepted, Rejected, Cancelled), deadline_s=10))
+
+        nursery.start_soon(ask)
+        peer, head, asked = await scheduler.receive()
+        known: Message = Journaled(id=ID, known=False, prompt_tokens=1)
+        scheduler.answer(peer, head, known if isinstance(asked, Submit) else Cancelled(id=ID, known=True))
+    assert answers in ([Accepted(id=ID, prompt_tokens=1)], [Cancelled(id=ID, known=True)])
 
 
 async def test_the_same_generate_again_is_the_same_submit_again(places: Places) -> None:
