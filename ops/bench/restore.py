@@ -115,6 +115,7 @@ async def _compare(places: Places, prefixes: list[Prefix], rounds: int, book: Fi
                     rate = BLOCKS * BLOCK_BYTES / (time.perf_counter() - begun) / 1e9
                     if turn >= PREFIXES:  # the first of each is not counted: memory is touched, threads are started
                         (ours if side is sides[0] else theirs).append(rate)
+                loader.forget()
                 moved.append((disk.statistics().counters["read_bytes"] - before) / (BLOCKS * BLOCK_BYTES))
             nursery.cancel_scope.cancel()
     finally:
@@ -144,7 +145,7 @@ class _Loader:
             self._done.set()
 
     async def load(self, prefix: Prefix) -> None:
-        """From the lookup until the last block is told; then the host forgets it all, so that it comes again."""
+        """From the lookup until the last block is told."""
         self._done = trio.Event()
         found = self.catalog.lookup(OWNER, prefix.names)
         if found.lease is None or len(found.orders) != BLOCKS:
@@ -152,8 +153,12 @@ class _Loader:
         self._lease = found.lease
         self.stager.begin(found.orders)
         await self._done.wait()
-        self.catalog.leases.release(found.lease.number, OWNER)
-        for entry in found.lease.entries:
+
+    def forget(self) -> None:
+        """Gives the lease back, and the host's copies up, so that all comes from disk again."""
+        assert self._lease is not None
+        self.catalog.leases.release(self._lease.number, OWNER)
+        for entry in self._lease.entries:
             self.catalog.blocks.drop_host(entry)
 
 

@@ -7,6 +7,7 @@ The event loop never reads a disk. A read that nobody waits for any more is not 
 """
 
 import math
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,6 +32,29 @@ class _Outcome(NamedTuple):
     lost: bool = True
 
 
+class _Places:
+    """Where the blocks of one lookup lie, asked of the index all at once by the first reader that comes.
+
+    A page of the index that is not in memory is read in no time while the disk is idle, and behind some tens of MB
+    once the others have begun. What is being staged is pinned, so its place stands until it is read.
+    """
+
+    def __init__(self, orders: list[StageOrder]) -> None:
+        self._orders = orders
+        self._asked: DiskTier | None = None
+        self._known: dict[StageOrder, Entry] = {}
+        self._lock = threading.Lock()
+
+    def of(self, disk: DiskTier) -> dict[StageOrder, Entry]:
+        """In a thread: entries of those that are there, with the length that is expected."""
+        with self._lock:
+            if self._asked is not disk:  # it may have been closed and opened anew since
+                self._asked = disk
+                found = ((order, disk.lookup(order.identity)) for order in self._orders)
+                self._known = {o: entry for o, entry in found if entry is not None and entry.length == o.length}
+            return self._known
+
+
 class Stager:
     """Owns the reads under way. `tell` hands a lease's news to its owner."""
 
@@ -39,22 +63,23 @@ class Stager:
         self._catalog = catalog
         self._tell = tell
         self.disk: DiskTier | None = None
-        self._send, self._receive = trio.open_memory_channel[list[StageOrder]](math.inf)
+        self._send, self._receive = trio.open_memory_channel[tuple[list[StageOrder], _Places]](math.inf)
         self._limiter = trio.CapacityLimiter(READERS)
         self.pending = 0
 
     def begin(self, orders: list[StageOrder]) -> None:
         """Queues reads, in the order in which they are needed."""
+        places = _Places(orders)
         batch: list[StageOrder] = []
         nbytes = 0
         for order in orders:
             if batch and nbytes + slot_bytes(order.length) > RUN_BYTES:
-                self._send.send_nowait(batch)
+                self._send.send_nowait((batch, places))
                 batch, nbytes = [], 0
             batch.append(order)
             nbytes += slot_bytes(order.length)
         if batch:
-            self._send.send_nowait(batch)
+            self._send.send_nowait((batch, places))
         self.pending += len(orders)
 
     async def stop(self) -> None:
@@ -70,13 +95,13 @@ class Stager:
                 nursery.start_soon(self._read_on)
 
     async def _read_on(self) -> None:
-        async for batch in self._receive:
+        async for batch, places in self._receive:
             wanted = [order for order in batch if self._catalog.leases.is_wanted(order)]
             outcomes = dict.fromkeys(batch, _Outcome(False, lost=False))
             disk = self.disk
             if wanted and disk is not None:
                 async with self._limiter:
-                    read = await trio.to_thread.run_sync(self._read, disk, wanted)
+                    read = await trio.to_thread.run_sync(self._read, disk, wanted, places)
                 outcomes.update(zip(wanted, read, strict=True))
             self.pending -= len(batch)
             for order, outcome in outcomes.items():
@@ -86,14 +111,10 @@ class Stager:
                 for run in news:
                     self._tell(run)
 
-    def _read(self, disk: DiskTier, orders: list[StageOrder]) -> list[_Outcome]:
+    def _read(self, disk: DiskTier, orders: list[StageOrder], places: _Places) -> list[_Outcome]:
         """In a thread: bytes of many blocks into the arena, verified by the disk tier."""
-        entries = [disk.lookup(order.identity) for order in orders]
-        found: list[tuple[StageOrder, Entry]] = [
-            (order, entry)
-            for order, entry in zip(orders, entries, strict=True)
-            if entry is not None and entry.length == order.length
-        ]
+        known = places.of(disk)
+        found = [(order, known[order]) for order in orders if order in known]
         try:
             held = disk.load(
                 [entry for _, entry in found], [self._arena.payload(order.offset, order.length) for order, _ in found]
