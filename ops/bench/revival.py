@@ -20,6 +20,9 @@ FIRST_BLOCKS = 16
 OTHERS = 4
 """Other prompts between two hits of an undisturbed run, which push a prompt out of the pool."""
 
+PATIENT = {"PERDURE_SCHEDULER__LOOKUP_S": "2"}
+"""A lookup that a busy machine answers late would count as a miss, and hide what was kept."""
+
 Fresh = Callable[[int], list[int]]
 Note = Callable[[str, Spread, Spread | None, float, str], None]
 
@@ -98,5 +101,6 @@ async def first(settings: dict[str, str], fresh: Fresh, note: Note, rounds: int)
 
 async def revival(settings: dict[str, str], fresh: Fresh, note: Note, rounds: int) -> None:
     """Both figures, on stacks of their own."""
+    settings = settings | PATIENT
     await kept(settings, fresh, note)
     await first(settings, fresh, note, rounds)
