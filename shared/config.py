@@ -226,7 +226,7 @@ def load_config(path: Path | None = None, environ: Mapping[str, str] | None = No
             raw = tomllib.loads(path.read_text())
         except OSError as error:
             raise ConfigError(f"configuration {path} can't be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # TOML, UTF-8, and a number of thousands of digits
             raise ConfigError(f"configuration {path} is no TOML: {error}") from error
     for name, value in sorted(environ.items()):
         if name.startswith("PERDURE_") and "__" in name:

@@ -34,6 +34,7 @@ def client_keys(**changes: str) -> bytes:
 
 FOUND: dict[str, tuple[str, Callable[[], bytes], bool]] = {
     "a size of 400 digits": ("config", lambda: config(b'[kv]\npool_bytes = "' + b"9" * 400 + b'"'), False),
+    "a number of 5,000 digits": ("config", lambda: config(b"[kv]\npool_bytes = " + b"9" * 5000), False),
     "a hook's count is no number": ("config", lambda: config(b'[faults.hooks]\nworker_in_step = "exit:often"'), False),
     "a delay of no seconds": ("config", lambda: config(b'[faults.hooks]\nworker_in_step = "delay:2G"'), False),
     "a variable is no UTF-8": ("config", lambda: config(b"", b"PERDURE_MODEL__SOURCE=\xff\xfe"), False),
