@@ -15,7 +15,7 @@ from shared.messages.admin import Integrity
 
 IDLE_S = 1.0
 """How long nothing must have happened."""
-CHECK_BLOCKS = 16_384
+CHECK_BLOCKS = 4096
 """Of more blocks only the sums are checked: the whole is done on the loop, at about ten microseconds a block."""
 
 

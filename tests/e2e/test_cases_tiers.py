@@ -22,8 +22,6 @@ from tests.e2e.kit import (
 )
 
 THREE = 3 * BLOCK
-PATIENT = {"PERDURE_SCHEDULER__LOOKUP_S": "5", "PERDURE_SCHEDULER__LOAD_S": "20"}
-"""A busy machine is no reason for a miss."""
 
 
 def by_tier(result: Result) -> dict[str, int]:
@@ -40,7 +38,7 @@ async def all_on_disk(made: Watched) -> None:
 
 async def test_s10_p13_a_host_tier_a_quarter_of_the_device_hands_everything_on_to_disk() -> None:
     prompts = [prompt(number, THREE + 1) for number in range(50)]
-    async with stack(**PATIENT, PERDURE_FAULTS__MAX_POOL_BLOCKS="64", PERDURE_FAULTS__MAX_HOST_BLOCKS="16") as made:
+    async with stack(PERDURE_FAULTS__MAX_POOL_BLOCKS="64", PERDURE_FAULTS__MAX_HOST_BLOCKS="16") as made:
         for start in range(0, 50, 5):  # at most what the host tier holds at once
             await ask_all(made, prompts[start : start + 5], 1)
             await all_on_disk(made)

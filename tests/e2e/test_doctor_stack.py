@@ -73,8 +73,7 @@ async def test_a_repair_under_a_running_stack_is_refused(shared: Watched) -> Non
 
 
 async def test_after_a_kill_of_everything_there_is_no_fault_and_a_repair_leaves_all_that_holds() -> None:
-    patient = {"PERDURE_SCHEDULER__LOOKUP_S": "20", "PERDURE_SCHEDULER__LOAD_S": "20"}  # a slow machine is no miss
-    async with stack(**patient) as made:
+    async with stack() as made:
         async with client_of(made) as client:
             for number in range(8):
                 await ask(client, prompt(number, 64), 8)

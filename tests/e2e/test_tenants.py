@@ -29,7 +29,6 @@ from tests.e2e.test_cases_restart import by_tier, written
 from tests.e2e.test_commands import perdure
 
 STEP_TOKENS = 64
-PATIENT = {"PERDURE_SCHEDULER__LOOKUP_S": "20", "PERDURE_SCHEDULER__LOAD_S": "20"}
 """These tests count hits exactly: on a busy machine an answer of the store may come late, which would be a miss."""
 
 
@@ -58,7 +57,7 @@ async def kill_worker(made: Watched) -> None:
 
 async def test_w10_a_salt_separates_on_every_tier_and_after_a_restart() -> None:
     ids = prompt(1, 10 * BLOCK)
-    async with stack(**PATIENT) as made:
+    async with stack() as made:
         async with client_of(made) as client:
             assert cached(await ask(client, ids, 5, cache_salt="a")) == 0
 
@@ -82,7 +81,7 @@ async def test_w10_a_salt_separates_on_every_tier_and_after_a_restart() -> None:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Watched]:
-    with shared_stack(PERDURE_SCHEDULER__STEP_TOKENS=str(STEP_TOKENS), **PATIENT) as made:
+    with shared_stack(PERDURE_SCHEDULER__STEP_TOKENS=str(STEP_TOKENS)) as made:
         yield made
 
 
@@ -210,7 +209,7 @@ async def test_w19_sessions_that_are_paged_through_a_small_host_tier_keep_their_
         "PERDURE_KV__POOL_BYTES": str(90 * BLOCK * 64),
         "PERDURE_FAULTS__MAX_HOST_BLOCKS": str(sessions * blocks // 4),
     }
-    async with stack(**small, **PATIENT) as made:
+    async with stack(**small) as made:
         async with client_of(made) as client:
             gate = trio.CapacityLimiter(4)
 
