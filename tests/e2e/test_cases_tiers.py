@@ -74,7 +74,7 @@ async def test_o03_retractions_count_no_token_twice_and_the_ledger_adds_up_to_th
             assert 0 <= result.finish.usage.cached_tokens <= len(ids) - 1
         async with watching(made) as look:
             data = await look()
-        assert data["counters"]["retracted_by_force"] >= 3 * len(prompts)
+        assert data["counters"]["retracted_by_force"] >= len(prompts)
         rows = await ledger_rows(made, len(made.accepted()))
         for tier in ("device", "host", "disk"):
             assert sum(row[f"cached_{tier}"] for row in rows) == data["hits"][tier]
