@@ -31,7 +31,7 @@ from services.store.clearing import begun_clear
 from services.store.disk.tier import DiskTier
 from services.store.disk_lane import DiskLane
 from services.store.opening import open_disk, open_store
-from services.store.stager import Stager
+from services.store.stager import Stager, _Places
 from shared.config import Config, FaultsConfig, StoreConfig
 from shared.faults import Faults
 from shared.messages.store import COMMIT_DONE, RESERVE_GRANTED, RESERVE_HAVE
@@ -213,7 +213,8 @@ class Life:
             return []
         if found.orders:
             assert self.disk is not None
-            for order, outcome in zip(found.orders, self.stager._read(self.disk, found.orders), strict=True):
+            outcomes = self.stager._read(self.disk, found.orders, _Places(found.orders))
+            for order, outcome in zip(found.orders, outcomes, strict=True):
                 self.catalog.leases.staged(
                     order, ok=outcome.ok, checksum=outcome.checksum, parent=outcome.parent, lost=outcome.lost
                 )

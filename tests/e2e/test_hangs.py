@@ -127,8 +127,11 @@ async def slow_disk() -> AsyncIterator[Watched]:
         PERDURE_FAULTS__MAX_POOL_BLOCKS="24",
         **hooks(store_in_load="delay:0.5", worker_in_load="delay:0.25"),
     ) as made:
-        await ask_all(made, [prompt(number, FIVE + 3) for number in range(8)], 1)
-        await settled(made)
+        for number in range(
+            8
+        ):  # one after the other: together they outgrow the pool, and blocks go before they are saved
+            await ask_all(made, [prompt(number, FIVE + 3)], 1)
+            await settled(made)
         async with watching(made, "store") as look:
             await until(look, lambda data: data["tiers"]["host"]["dirty"] == 0)
         await made.stop()
