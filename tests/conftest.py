@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 
 from shared.paths import Places
 
@@ -17,6 +18,14 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 hypothesis.settings.register_profile("ci", max_examples=60, deadline=None, stateful_step_count=40)
 hypothesis.settings.register_profile("many", max_examples=2000, deadline=None, stateful_step_count=80)
 hypothesis.settings.load_profile("many" if os.environ.get("PERDURE_HYPOTHESIS") == "many" else "ci")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command that a test runs in this process makes the logs quiet: for that test alone."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -276,16 +275,6 @@ async def test_i03_a_hello_that_finds_no_queue_is_tried_again(places: Places, mo
         assert node.drops["connect"] == 1
 
 
-@pytest.fixture
-def warnings_logged() -> Iterator[None]:
-    """A command that ran in this process before may have made the logs quiet."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(20))
-    yield
-    structlog.configure(**before)
-
-
-@pytest.mark.usefixtures("warnings_logged")
 async def test_what_goes_wrong_again_and_again_is_counted_and_logged_once_a_second(places: Places) -> None:
     async with running(Echo, places) as echo, dialled("tokenizer", "scheduler", places) as (_, peer):
         with structlog.testing.capture_logs() as logs:
