@@ -7,6 +7,7 @@ All draws are seeded, so that a failure comes again.
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -218,21 +219,25 @@ class EvilMailbox:
         self._changed = trio.Event()
 
     async def run(self) -> None:
-        """For ever."""
-        while True:
-            for identity, *frames in await self._socket.recv_many():
-                try:
-                    head, message = decode(frames)
-                except BadMessage:
-                    continue
-                if isinstance(message, Hello):
-                    self.callers[identity] = message.incarnation
-                    self._socket.send_nowait([identity, *encode(Head(message.incarnation), self.welcome)])
-                else:
-                    self.received.append((identity, head, message))
-                    await self._answer(identity, head, message)
-                self._changed.set()
-                self._changed = trio.Event()
+        """Until it is closed."""
+        with suppress(trio.ClosedResourceError):
+            while True:
+                for identity, *frames in await self._socket.recv_many():
+                    await self._one(identity, frames)
+
+    async def _one(self, identity: bytes, frames: list[bytes]) -> None:
+        try:
+            head, message = decode(frames)
+        except BadMessage:
+            return
+        if isinstance(message, Hello):
+            self.callers[identity] = message.incarnation
+            self._socket.send_nowait([identity, *encode(Head(message.incarnation), self.welcome)])
+        else:
+            self.received.append((identity, head, message))
+            await self._answer(identity, head, message)
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def _answer(self, identity: bytes, head: Head, asked: Message) -> None:
         """Answers most questions with a message of the right kind and one wrong field."""
