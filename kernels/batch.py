@@ -6,7 +6,10 @@ A decode is a span of one token, a prefill chunk a longer one; nothing else tell
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Span:
     first: int
     count: int
     start: int
-    blocks: torch.Tensor
+    blocks: Ints
 
     @property
     def end(self) -> int:
@@ -35,10 +38,10 @@ class Batch:
     `sampled`: int64 [S], the tokens that want logits: the last ones of some spans, in the spans' order.
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
+    ids: Ints
+    positions: Ints
     spans: tuple[Span, ...]
-    sampled: torch.Tensor
+    sampled: Ints
 
     def only_sampled(self) -> "Batch":
         """The sampled tokens alone, each as a decode whose own KV is already in the pool."""
@@ -50,11 +53,11 @@ class Batch:
             ids=self.ids[self.sampled],
             positions=self.positions[self.sampled],
             spans=tuple(Span(row, 1, span.end - 1, span.blocks) for row, span in enumerate(spans)),
-            sampled=torch.arange(len(spans)),
+            sampled=np.arange(len(spans)),
         )
 
 
-def make_batch(rows: Sequence[tuple[int, torch.Tensor, torch.Tensor, bool]]) -> Batch:
+def make_batch(rows: Sequence[tuple[int, Ints, Ints, bool]]) -> Batch:
     """Concatenates (start, ids int64 [n], blocks int64 [m], whether the last token wants logits) into a batch."""
     spans: list[Span] = []
     sampled: list[int] = []
@@ -65,8 +68,8 @@ def make_batch(rows: Sequence[tuple[int, torch.Tensor, torch.Tensor, bool]]) -> 
         if wants_logits:
             sampled.append(first - 1)
     return Batch(
-        ids=torch.cat([ids for _, ids, _, _ in rows]),
-        positions=torch.cat([torch.arange(span.start, span.end) for span in spans]),
+        ids=np.concatenate([ids for _, ids, _, _ in rows]),
+        positions=np.concatenate([np.arange(span.start, span.end) for span in spans]),
         spans=tuple(spans),
-        sampled=torch.tensor(sampled, dtype=torch.int64),
+        sampled=np.array(sampled, dtype=np.int64),
     )

@@ -1,35 +1,56 @@
-"""What a model asks of a backend. Models are written against this alone, so a backend is replaced as a whole.
+"""What the worker asks of a backend: take a model's program, then run steps. A backend is replaced as a whole.
 
-    weights   pack, vector, embedding     once, from a file's tensors: a backend keeps the format it computes in
-    a step    begin                       what all layers of a ragged step share (write slots, block groups)
-    a layer   rms_norm, linear, head_norm, rope, write_kv, attention, swiglu
-    the end   logits                      only of tokens that sample
+    load    once: packs the program's weights in the format it computes in
+    step    feeds a ragged batch: all its tokens' KV into the pool, logits of those that sample
 
-Activations are fp32 [T, width], T = tokens of the batch. KV is rounded once, by write_kv; attention always reads K
-and V from the pool, also those of the tokens being fed, and never multiplies a slot that was not written. A request's
-result must not depend on what else is in the batch beyond the backend's stated tolerance (`exact` backends: at all).
+Activations are fp32. KV is rounded once, when it is written; attention always reads K and V from the pool, also those
+of the tokens being fed. A request's result must not depend on what else is in the batch, on how its prompt was cut
+into chunks, or on what came from the cache: on an `exact` backend bit for bit, else to the backend's tolerance.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from kernels.batch import Batch
 from kernels.paged import PagedKV
-from kernels.rope import RopeTables
-from shared.model.tensors import Tensor
+from kernels.program import Program
 
-Matrix: TypeAlias = Any
-"""A backend's own form of a weight matrix, made by `pack`; models only hand it back."""
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (ops loaded, ops in all)."""
 
-Step: TypeAlias = Any
-"""A backend's own metadata of one step, made by `begin`. It has one attribute for everybody, `health`: fp32 [T],
-finite as long as everything that was written to the pool for that token is finite, infinite or NaN otherwise."""
+
+@dataclass(frozen=True)
+class Forward:
+    """`logits`: fp32 [S, vocab] of the sampled tokens, in a buffer that the next step may overwrite.
+
+    `health`: fp32 [T], finite as long as everything that was written to the pool for that token is finite.
+    """
+
+    logits: NDArray[np.float32]
+    health: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of memory: `weights` once loaded, `step` for the buffers of a step."""
+
+    weights: int
+    step: int
+
+
+class Model(Protocol):
+    """A loaded program. Not thread-safe: it owns work buffers; use it from the thread that loaded it."""
+
+    def step(self, batch: Batch, kv: PagedKV, *, layers: int | None = None) -> Forward:
+        """Feeds a batch and writes its KV into the pool. `layers`: see `Program.shortened` (a sizing run)."""
 
 
 class Backend(Protocol):
-    """One way to compute. Not thread-safe: it owns work buffers; use it from one thread."""
+    """One way to compute."""
 
     @property
     def name(self) -> str:
@@ -43,41 +64,8 @@ class Backend(Protocol):
     def numerics(self) -> str:
         """Changes whenever rounding may change; part of the KV fingerprint."""
 
-    def pack(self, tensors: Sequence[Tensor]) -> Matrix:
-        """One matrix of several weights [out_i, in], stacked along `out`."""
+    def footprint(self, program: Program, tokens: int, rows: int, context: int) -> Footprint:
+        """An upper estimate for steps of `tokens` tokens and `rows` sequences up to `context` tokens long."""
 
-    def vector(self, tensor: Tensor) -> torch.Tensor:
-        """A norm's weight, fp32 [width]."""
-
-    def embedding(self, tensor: Tensor) -> torch.Tensor:
-        """A table [vocab, hidden] for `embed`."""
-
-    def begin(self, batch: Batch, kv: PagedKV, rope: RopeTables) -> Step:
-        """Metadata for all layers of one step. `batch` and `kv` are kept until the step is over."""
-
-    def embed(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """[T] -> [T, hidden]."""
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Over the last dimension: x / sqrt(mean(x^2) + eps) * weight."""
-
-    def head_norm(self, heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """QK-norm: `rms_norm` of each head, [T, n, head_dim]."""
-
-    def linear(self, x: torch.Tensor, weight: Matrix, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Product x @ weight^T (+ residual, whose memory may be reused for the result): [T, in] -> [T, out]."""
-
-    def rope(self, heads: torch.Tensor, step: Step) -> torch.Tensor:
-        """Rotates [T, n, head_dim] to the tokens' positions."""
-
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, layer: int, step: Step) -> None:
-        """Stores [T, kv_heads, head_dim] at the tokens' slots, rounded to the pool's dtype; adds to `step.health`."""
-
-    def attention(self, q: torch.Tensor, layer: int, step: Step, scale: float) -> torch.Tensor:
-        """Causal, each token over its own sequence in the pool: [T, heads, head_dim] -> [T, heads * head_dim]."""
-
-    def swiglu(self, x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
-        """Gated unit silu(x @ gate^T) * (x @ up^T), `gate_up` packed of both: [T, hidden] -> [T, intermediate]."""
-
-    def logits(self, x: torch.Tensor, head: Matrix) -> torch.Tensor:
-        """[S, hidden] -> [S, vocab]; may return a buffer that the next call overwrites."""
+    def load(self, program: Program, progress: Progress) -> Model:
+        """Packs the weights; blocking, seconds for a large model."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 
@@ -11,8 +10,8 @@ from numpy.typing import NDArray
 class RopeTables:
     """`cos`, `sin`: float32 [positions, dims / 2]. Pair i of a head is (i, i + dims / 2)."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    cos: NDArray[np.float32]
+    sin: NDArray[np.float32]
 
     @property
     def dims(self) -> int:
@@ -37,4 +36,4 @@ def rope_tables(inverse_frequencies: NDArray[np.float64], positions: int) -> Rop
         angles = np.arange(start, stop, dtype=np.float64)[:, None] * inverse_frequencies
         cos[start:stop] = np.cos(angles)
         sin[start:stop] = np.sin(angles)
-    return RopeTables(torch.from_numpy(cos), torch.from_numpy(sin))
+    return RopeTables(cos, sin)

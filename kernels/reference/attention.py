@@ -8,8 +8,8 @@ attention time on it.
 
 import torch
 
-from kernels.paged import PagedKV
-from kernels.reference.step import Chunk, DecodeGroup
+from kernels.reference.pool import Views
+from kernels.reference.step import Chunk, DecodeGroup, ReferenceStep
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -23,7 +23,7 @@ class Attention:
     def __init__(self) -> None:
         self._buffers: dict[torch.dtype, torch.Tensor] = {}
 
-    def _gather(self, kv: PagedKV, layer: int, pieces: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _gather(self, kv: Views, layer: int, pieces: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K [..., n, dim, slots] and V [..., n * slots, dim] in fp32, of pieces [2, ..., n]; valid until the next call.
 
         Gathered by head, so that a head's V is one matrix whatever the blocks.
@@ -38,7 +38,18 @@ class Attention:
         dim, slots = kv.layout.head_dim_k, kv.layout.block_tokens
         return torch.unflatten(k, -1, (-1, dim, slots)), torch.unflatten(v, -1, (-1, dim))
 
-    def decode(self, q: torch.Tensor, kv: PagedKV, layer: int, group: DecodeGroup, scale: float) -> torch.Tensor:
+    def step(self, q: torch.Tensor, layer: int, step: ReferenceStep, scale: float) -> torch.Tensor:
+        """Each token over its own sequence in the pool: [T, heads, dim] -> [T, heads, dim]."""
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for group in step.groups:
+            mine = q if len(group.tokens) == len(q) == 1 else q[group.tokens]
+            out.index_copy_(0, group.tokens, self.decode(mine, step.kv, layer, group, scale))
+        for chunk in step.chunks:
+            tokens = slice(chunk.span.first, chunk.span.first + chunk.span.count)
+            out[tokens] = self.chunk(q[tokens], step.kv, layer, chunk, scale)
+        return out
+
+    def decode(self, q: torch.Tensor, kv: Views, layer: int, group: DecodeGroup, scale: float) -> torch.Tensor:
         """One token of each row over all of its sequence: [rows, heads, dim] -> [rows, heads, dim]."""
         k, v = self._gather(kv, layer, group.pieces)  # [rows, kv_heads, ...]
         row, slot = group.unwritten
@@ -49,7 +60,7 @@ class Attention:
         weights = scores.masked_fill_(group.masked, -torch.inf).softmax(-1)
         return torch.matmul(weights, v).flatten(1, 2)
 
-    def chunk(self, q: torch.Tensor, kv: PagedKV, layer: int, chunk: Chunk, scale: float) -> torch.Tensor:
+    def chunk(self, q: torch.Tensor, kv: Views, layer: int, chunk: Chunk, scale: float) -> torch.Tensor:
         """A span's tokens over its sequence: [count, heads, dim] -> [count, heads, dim]."""
         span = chunk.span
         k, v = self._gather(kv, layer, chunk.pieces)

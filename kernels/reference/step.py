@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kernels.batch import Batch, Span
-from kernels.paged import PagedKV
+from kernels.reference.pool import Views
 
 GROUP_TOKENS = 8192
 """Tokens of KV that one group of decodes gathers at once: its copy of a layer then stays in the L3 cache."""
@@ -18,7 +19,7 @@ class DecodeGroup:
 
     `tokens`: int64 [rows], their tokens in the batch. `blocks`: int64 [rows, width]; a row that has fewer repeats its
     first one. `masked`: bool [rows, 1, 1, width * slots], what lies beyond the sequence. `unwritten`: the slots of
-    these blocks that were never written, as int64 indices into (rows, width * slots). `pieces`: see `PagedKV`.
+    these blocks that were never written, as int64 indices into (rows, width * slots). `pieces`: see `Views`.
     """
 
     tokens: torch.Tensor
@@ -30,7 +31,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A span of several tokens. `pieces`: int64 [2, kv_heads, n], see `PagedKV`."""
+    """A span of several tokens. `pieces`: int64 [2, kv_heads, n], see `Views`."""
 
     span: Span
     pieces: torch.Tensor
@@ -38,12 +39,13 @@ class Chunk:
 
 @dataclass
 class ReferenceStep:
-    """`cos`, `sin`: fp32 [T, 1, dims], halves doubled, `sin` negated in its first half (see `Reference.rope`).
+    """`cos`, `sin`: fp32 [T, 1, dims], halves doubled, `sin` negated in its first half (see `ops.rope`).
 
-    `block_of`, `slot_of`: int64 [T], where a token's KV goes. `health`: see `kernels.interface.Step`.
+    `ids`: int64 [T]. `block_of`, `slot_of`: int64 [T], where a token's KV goes. `health`: see `interface.Forward`.
     """
 
-    kv: PagedKV
+    kv: Views
+    ids: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
     block_of: torch.Tensor
@@ -53,24 +55,42 @@ class ReferenceStep:
     health: torch.Tensor
 
 
+def begin(batch: Batch, kv: Views, cos: torch.Tensor, sin: torch.Tensor) -> ReferenceStep:
+    """The metadata of a step. `cos`, `sin`: fp32 [positions, dims / 2], see `RopeTables`."""
+    block_of, slot_of = write_slots(batch, kv.layout.block_tokens)
+    at = torch.from_numpy(batch.positions)
+    cos, sin = cos[at], sin[at]
+    return ReferenceStep(
+        kv=kv,
+        ids=torch.from_numpy(batch.ids),
+        cos=torch.cat((cos, cos), -1)[:, None],
+        sin=torch.cat((-sin, sin), -1)[:, None],
+        block_of=block_of,
+        slot_of=slot_of,
+        groups=decode_groups([span for span in batch.spans if span.count == 1], kv),
+        chunks=[chunk_of(span, kv) for span in batch.spans if span.count > 1],
+        health=torch.zeros(len(batch.ids)),
+    )
+
+
 def blocks_needed(span: Span, block_tokens: int) -> torch.Tensor:
     """The part of the span's table that covers [0, end)."""
-    return span.blocks[: -(-span.end // block_tokens)]
+    return torch.from_numpy(span.blocks[: -(-span.end // block_tokens)])
 
 
 def write_slots(batch: Batch, block_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Physical block and slot in it, int64 [T] each, of every token that is fed."""
-    logical = torch.div(batch.positions, block_tokens, rounding_mode="floor")
+    logical = batch.positions // block_tokens
     parts = [span.blocks[logical[span.first : span.first + span.count]] for span in batch.spans]
-    return torch.cat(parts), batch.positions - logical * block_tokens
+    return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(batch.positions - logical * block_tokens)
 
 
-def chunk_of(span: Span, kv: PagedKV) -> Chunk:
+def chunk_of(span: Span, kv: Views) -> Chunk:
     """What attention needs to know of a span of several tokens."""
     return Chunk(span, kv.piece_index(blocks_needed(span, kv.layout.block_tokens)))
 
 
-def decode_groups(spans: Sequence[Span], kv: PagedKV) -> list[DecodeGroup]:
+def decode_groups(spans: Sequence[Span], kv: Views) -> list[DecodeGroup]:
     """Groups spans of one token by length, so that padding is at most a quarter and a group at most GROUP_TOKENS."""
     groups: list[DecodeGroup] = []
     pending: list[Span] = []
@@ -86,7 +106,7 @@ def decode_groups(spans: Sequence[Span], kv: PagedKV) -> list[DecodeGroup]:
     return groups
 
 
-def _group(spans: Sequence[Span], kv: PagedKV) -> DecodeGroup:
+def _group(spans: Sequence[Span], kv: Views) -> DecodeGroup:
     slots = kv.layout.block_tokens
     tables = [blocks_needed(span, slots) for span in spans]
     width = max(len(table) for table in tables)

@@ -1,10 +1,10 @@
 """Runs the largest step that the scheduler may plan and says what it takes (`mechanisms.md` 11, a profile run)."""
 
-import torch
+import numpy as np
 
 from kernels.batch import make_batch
+from kernels.interface import Model
 from kernels.paged import PagedKV
-from services.worker.models.decoder import Decoder
 from shared.config import Config
 from shared.kv import KVLayout
 from shared.machine import forget_peak, resident_bytes
@@ -14,8 +14,7 @@ DECODE_CONTEXT = 256
 """Context of the dummy's decodes; what they gather is bounded by the backend, not by their number."""
 
 
-@torch.inference_mode()
-def measure_largest_step(decoder: Decoder, layout: KVLayout, config: Config, context: int) -> int | None:
+def measure_largest_step(model: Model, layout: KVLayout, config: Config, context: int) -> int | None:
     """Bytes above what is resident now; None where the kernel doesn't tell.
 
     `max_running` rows and `step_tokens` tokens, the remainder as a chunk of the first row, which ends at the longest
@@ -26,17 +25,15 @@ def measure_largest_step(decoder: Decoder, layout: KVLayout, config: Config, con
     reach = min(context, config.kv.pool_bytes // layout.block_bytes * layout.block_tokens)
     rows = min(config.scheduler.max_running, config.scheduler.step_tokens)
     chunk = min(config.scheduler.step_tokens - (rows - 1), reach)
-    table = torch.zeros(-(-reach // layout.block_tokens), dtype=torch.int64)
-    plan = [(reach - chunk, torch.zeros(chunk, dtype=torch.int64), table, True)]
+    table = np.zeros(-(-reach // layout.block_tokens), dtype=np.int64)
+    plan = [(reach - chunk, np.zeros(chunk, dtype=np.int64), table, True)]
     decode = min(DECODE_CONTEXT, reach) - 1
-    plan += [(decode, torch.zeros(1, dtype=torch.int64), table, True)] * (rows - 1)
+    plan += [(decode, np.zeros(1, dtype=np.int64), table, True)] * (rows - 1)
     kv = PagedKV(bytearray(layout.block_bytes), layout)
-    decoder.forward(
-        make_batch(plan[-1:]), kv, layers=MEASURED_LAYERS
-    )  # what only a first run allocates is not the step's
+    model.step(make_batch(plan[-1:]), kv, layers=MEASURED_LAYERS)  # what only a first run allocates is not the step's
     if not forget_peak():
         return None
     before, _ = resident_bytes()
-    decoder.forward(make_batch(plan), kv, layers=MEASURED_LAYERS)
+    model.step(make_batch(plan), kv, layers=MEASURED_LAYERS)
     _, peak = resident_bytes()
     return max(0, peak - before)

@@ -1,4 +1,4 @@
-"""Which runner serves `model.source`. Imports torch only for a model that needs it."""
+"""Which runner serves `model.source`. Imports kernels only for a model that needs them."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def load_runner(config: Config, places: Places, progress: Progress) -> Runner:
     """Loads the configured model; blocking, for the compute lane. ConfigError (a ValueError) when it is refused."""
     if config.model.source.startswith(TOY):
         return ToyRunner(config)
-    progress("importing torch", 0.0)
+    progress("loading the kernels", 0.0)
     from services.worker.model_runner import ModelRunner
 
     return ModelRunner(config, places, progress)

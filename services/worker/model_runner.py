@@ -5,18 +5,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import structlog
-import torch
+from numpy.typing import NDArray
 
 from kernels import choose_backend
 from kernels.batch import make_batch
 from kernels.paged import PagedKV
 from services.worker.largest_step import MEASURED_LAYERS, measure_largest_step
-from services.worker.models.decoder import Decoder
-from services.worker.models.registry import FAMILIES
+from services.worker.models.decoder import decoder
 from services.worker.page_store import PageStore
-from services.worker.profile import Demand, check_settings, estimate, size_pool
+from services.worker.profile import Demand, check_settings, size_pool
 from services.worker.runner import RowOutput, StepOutput
-from shared.config import Config, ConfigError
+from shared.config import Config
 from shared.identity import fingerprint
 from shared.machine import available_memory, usable_cores
 from shared.messages.engine import KVFacts, Row, WorkerReady
@@ -28,7 +27,7 @@ Progress = Callable[[str, float], None]
 
 
 class ModelRunner:
-    """A loaded model; implements `runner.Runner`. Use it from the thread that made it: torch's settings are per thread.
+    """A loaded model; implements `runner.Runner`. Use it from the thread that made it.
 
     Raises ConfigError (a ValueError) or BadModel with one line for whatever can't be served.
     """
@@ -39,29 +38,19 @@ class ModelRunner:
         progress("opening the model", 0.0)
         source = open_model(config.model.source, places.models(config.model.dir))
         spec = source.spec
-        if spec.architecture not in FAMILIES:
-            raise ConfigError(
-                f"model {spec.name} is a {spec.architecture}; served are {', '.join(sorted(FAMILIES))} and toy"
-            )
         self._layout = layout = spec.kv_layout(config.kv.dtype, config.kv.block_tokens)
         context = min(config.model.max_context or spec.max_context, spec.max_context)
-        expected = estimate(config, spec, layout, context)
-        size_pool(config, layout, expected, available_memory())  # a hopeless start ends here
-
+        program = decoder(spec, source.tensors(), context)
         backend = choose_backend(config.model.backend, config.model.threads or usable_cores())
-        self._decoder = Decoder(
-            spec,
-            source.tensors(),
-            backend,
-            FAMILIES[spec.architecture],
-            max_context=context,
-            progress=lambda done, total: progress("loading weights", done / total),
-        )
+        limits = config.scheduler
+        foot = backend.footprint(program, limits.step_tokens, limits.max_running, context)
+        size_pool(config, layout, Demand(foot.weights, foot.step), available_memory())  # a hopeless start ends here
+        self._model = backend.load(program, lambda done, total: progress("loading weights", done / total))
         progress("sizing the pool", 0.0)
         begun = time.perf_counter()
-        step = measure_largest_step(self._decoder, layout, config, context)
+        step = measure_largest_step(self._model, layout, config, context)
         self._largest_step_s = (time.perf_counter() - begun) / MEASURED_LAYERS * spec.layers
-        demand = Demand(expected.weights, expected.step if step is None else step, loaded=True)
+        demand = Demand(foot.weights, foot.step if step is None else step, loaded=True)
         size = size_pool(config, layout, demand, available_memory())
         if size.warning:
             self._log.warning("pool_clamped", reason=size.warning)
@@ -115,14 +104,13 @@ class ModelRunner:
             self._view = (pool, PagedKV(pool.memory, self._layout))
         return self._view[1]
 
-    @torch.inference_mode()
     def step(self, rows: Sequence[Row], pool: PageStore) -> StepOutput:
         """Feeds all rows, already `checked`, as one ragged batch; see `Runner.step`."""
         batch = make_batch([(row.start, _ids(row.ids), _ids(row.blocks), row.sample is not None) for row in rows])
-        result = self._decoder.forward(batch, self._paged(pool))
+        result = self._model.step(batch, self._paged(pool))
         healthy = _finite_spans(result.health, [span.first for span in batch.spans])
-        logits = result.logits.numpy()
-        sane = np.isfinite(result.logits.sum(-1).numpy())
+        logits = result.logits
+        sane = np.isfinite(logits.sum(-1))
         outputs: list[RowOutput] = []
         drawn = 0
         for row, span, finite in zip(rows, batch.spans, healthy, strict=True):
@@ -144,11 +132,11 @@ class ModelRunner:
         return f"request {key}: KV of positions [{start}, {end}) is not finite in {self._layout.dtype}{hint}"
 
 
-def _ids(packed: bytes) -> torch.Tensor:
+def _ids(packed: bytes) -> NDArray[np.int64]:
     """Packed u32 -> int64 [n]."""
-    return torch.from_numpy(np.frombuffer(packed, "<u4").astype(np.int64))
+    return np.frombuffer(packed, "<u4").astype(np.int64)
 
 
-def _finite_spans(health: torch.Tensor, firsts: Sequence[int]) -> list[bool]:
+def _finite_spans(health: NDArray[np.float32], firsts: Sequence[int]) -> list[bool]:
     """Whether each span's tokens are all healthy; `firsts`: index of each span's first token."""
-    return [bool(x) for x in np.isfinite(np.add.reduceat(health.numpy(), firsts))]
+    return [bool(x) for x in np.isfinite(np.add.reduceat(health, firsts))]

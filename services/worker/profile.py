@@ -3,13 +3,11 @@ configured size. Asked twice: before the weights load, by estimates, so that a h
 a step of the largest size has run, by what it really took. Imports no torch.
 """
 
-import math
 from dataclasses import dataclass
 
 from shared.config import Config, ConfigError
 from shared.kv import BLOCK_TOKENS, DTYPE_BYTES, KVLayout
 from shared.large_memory import Wish
-from shared.model.spec import ModelSpec
 
 RESERVE_SHARE = 0.05
 RESERVE_LEAST = 128 << 20
@@ -47,20 +45,6 @@ def check_settings(config: Config) -> None:
     for name, value in (("model.max_context", model.max_context), ("model.threads", model.threads)):
         if value < 0:
             raise ConfigError(f"{name} is {value}; write a positive number, or 0 for the default")
-
-
-def estimate(config: Config, spec: ModelSpec, layout: KVLayout, context: int) -> Demand:
-    """Demand before anything is loaded: fp32 weights, and the buffers of a step over `context` tokens."""
-    weights = sum(math.prod(shape) for shape in spec.shapes().values())
-    if spec.tied:
-        weights += spec.vocab * spec.hidden  # looked up as rows, and multiplied in a layout of its own
-    tables = context * spec.rope.dims
-    width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    token = 4 * spec.hidden + 3 * width + 3 * spec.intermediate
-    gathered = 6 * spec.kv_heads * spec.head_dim * context  # K and V as they lie, in fp32, and as rows
-    rows = config.scheduler.max_running * spec.vocab
-    step = config.scheduler.step_tokens * token + gathered + 2 * rows
-    return Demand(weights=4 * (weights + tables), step=4 * step)
 
 
 def size_pool(config: Config, layout: KVLayout, demand: Demand, free: int) -> PoolSize:

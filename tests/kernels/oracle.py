@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.batch import Batch, make_batch
+from kernels.batch import Batch, Ints, make_batch
 from kernels.paged import PagedKV
+from kernels.reference.pool import Views
 from shared.kv import KVLayout
 from shared.model.tensors import Tensor
 
@@ -25,10 +26,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
-def rope(heads: torch.Tensor, positions: torch.Tensor, inverse_frequencies: torch.Tensor) -> torch.Tensor:
+def rope(heads: torch.Tensor, positions: Ints, inverse_frequencies: torch.Tensor) -> torch.Tensor:
     """Rotates pairs (i, i + dims/2) of the first dims elements; [T, n, head_dim]."""
     pairs = len(inverse_frequencies)
-    angles = positions.double()[:, None, None] * inverse_frequencies.double()
+    angles = torch.from_numpy(positions).double()[:, None, None] * inverse_frequencies.double()
     x = heads.double()
     a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
@@ -54,14 +55,15 @@ class PoisonedPool:
     def __init__(self, layout: KVLayout, blocks: int, seed: int) -> None:
         self.layout = layout
         self.memory = bytearray(b"\xff" * (layout.block_bytes * blocks))
-        self.kv = PagedKV(self.memory, layout)
+        self.paged = PagedKV(self.memory, layout)
+        self.kv = Views(self.paged)
         self._random = torch.Generator().manual_seed(seed)
         self._free = torch.randperm(blocks, generator=self._random).tolist()
 
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._random)
 
-    def sequence(self, written: int, room: int, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def sequence(self, written: int, room: int, layer: int = 0) -> tuple[Ints, torch.Tensor, torch.Tensor]:
         """A block table for `room` positions, and K, V [written, kv_heads, dim] that lie at the first of them.
 
         They are rounded to the pool's dtype, as stored. One spare block stands at the table's end.
@@ -74,9 +76,9 @@ class PoisonedPool:
             block, slot = table[position // layout.block_tokens], position % layout.block_tokens
             self.kv.k(layer)[block, :, :, slot] = k[position]
             self.kv.v(layer)[block, :, slot] = v[position]
-        return torch.tensor(table), k, v
+        return np.array(table), k, v
 
 
-def batch_of(rows: Sequence[tuple[int, int, torch.Tensor]], sampled: bool = True) -> Batch:
+def batch_of(rows: Sequence[tuple[int, int, Ints]], sampled: bool = True) -> Batch:
     """A batch of (start, count, table) rows; the ids don't matter."""
-    return make_batch([(start, torch.zeros(count, dtype=torch.int64), table, sampled) for start, count, table in rows])
+    return make_batch([(start, np.zeros(count, dtype=np.int64), table, sampled) for start, count, table in rows])

@@ -13,8 +13,8 @@ import torch
 from kernels.batch import make_batch
 from kernels.paged import PagedKV
 from kernels.reference.backend import Reference
-from services.worker.models.decoder import Decoder
-from services.worker.models.registry import FAMILIES
+from kernels.reference.pool import Views
+from services.worker.models.decoder import decoder
 from shared.kv import KVLayout
 from shared.model.rope import Rope
 from shared.model.spec import ModelSpec
@@ -101,12 +101,13 @@ def weights() -> dict[str, Tensor]:
 def run(chunk: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Logits [vocab] after the last token, and K, V of PLACES, [2 layers, 4, kv_heads * head_dim] each."""
     backend = Reference(threads=1)
-    decoder = Decoder(SPEC, weights(), backend, FAMILIES["llama"], max_context=64)
-    kv = PagedKV(bytearray(b"\xff" * (5 * LAYOUT.block_bytes)), LAYOUT)
-    table = torch.tensor(TABLE)
+    model = backend.load(decoder(SPEC, weights(), max_context=64), lambda done, total: None)
+    paged = PagedKV(bytearray(b"\xff" * (5 * LAYOUT.block_bytes)), LAYOUT)
+    table = np.array(TABLE)
     for start in range(0, len(IDS), chunk):
-        ids = torch.tensor(IDS[start : start + chunk])
-        logits = decoder.forward(make_batch([(start, ids, table, True)]), kv).logits[-1].clone()
+        ids = np.array(IDS[start : start + chunk])
+        logits = torch.from_numpy(model.step(make_batch([(start, ids, table, True)]), paged).logits[-1].copy())
+    kv = Views(paged)
     at = [(TABLE[position // 16], position % 16) for position in PLACES]
     layers = range(SPEC.layers)
     k = torch.stack([torch.stack([kv.k(n)[block, :, :, slot].flatten() for block, slot in at]) for n in layers])

@@ -135,7 +135,7 @@ async def test_status_answers_while_the_model_loads(places: Places, tiny: TinyMo
                         continue
                 nursery.cancel_scope.cancel()
         assert not seen[0].ready
-        assert seen[0].data["loading"] == "importing torch"
+        assert seen[0].data["loading"] == "loading the kernels"
         assert seen[-1].data["loading"] == "ready"
         assert seen[-1].data["architecture"] == "llama"
         process.terminate()

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kernels.reference.backend import Reference
 from services.worker import model_runner
 from services.worker.model_runner import ModelRunner
-from services.worker.profile import RESERVE_LEAST, Demand, estimate, size_pool
+from services.worker.models.decoder import decoder
+from services.worker.profile import RESERVE_LEAST, Demand, size_pool
 from shared.config import Config, ConfigError, FaultsConfig, KVConfig, ModelConfig
 from shared.kv import KVLayout
 from shared.machine import available_memory, memory_headroom, paid_cores, usable_cores
@@ -98,7 +100,7 @@ def runner_config(tiny: TinyModel, **kv: int) -> Config:
 def test_z01_the_runner_refuses_before_any_weight_is_loaded(
     tiny: TinyModel, places: Places, monkeypatch: pytest.MonkeyPatch, asked: int
 ) -> None:
-    monkeypatch.setattr(model_runner, "Decoder", lambda *args, **kw: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(Reference, "load", lambda *args, **kw: pytest.fail("weights were loaded"))
     with pytest.raises(ConfigError, match="one block of this model's KV"):
         ModelRunner(runner_config(tiny, pool_bytes=asked), places)
     monkeypatch.setattr(model_runner, "available_memory", lambda: 1 << 20)
@@ -200,9 +202,11 @@ def test_cores_are_what_the_quota_pays_for_but_at_least_one(tmp_path: Path) -> N
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
-def test_estimate_covers_the_weights_twice_only_where_they_are_tied(tiny: TinyModel, places: Places) -> None:
-    spec = open_model(str(tiny.path), places.models()).spec
-    tied, untied = (
-        estimate(Config(), replace(spec, tied=tied), LAYOUT, spec.max_context).weights for tied in (True, False)
-    )
+def test_estimate_covers_the_weights_twice_only_where_they_are_tied(places: Places, tmp_path: Path) -> None:
+    footprints = []
+    for kind in ("llama-tied", "llama3-untied"):
+        source = open_model(str(make_tiny(kind, tmp_path).path), places.models())
+        program = decoder(source.spec, source.tensors(), source.spec.max_context)
+        footprints.append(Reference(threads=1).footprint(program, 64, 8, 512))
+    tied, untied = footprints
     assert tied == untied  # a head of its own takes what the second form of the embedding takes

@@ -1,85 +1,41 @@
-"""A decoder-only transformer: embedding, layers of one family, final norm, head. Holds weights, never KV."""
+"""A decoder-only transformer as a program: embedding, layers of one family, final norm, head."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping
 
-import torch
-
-from kernels.batch import Batch
-from kernels.interface import Backend, Step
-from kernels.paged import PagedKV
+from kernels.program import Builder, Embed, Logits, Program, RmsNorm
 from kernels.rope import rope_tables
+from services.worker.models.layers import LayerBuilder
+from services.worker.models.registry import FAMILIES
+from shared.config import ConfigError
 from shared.model.spec import ModelSpec
 from shared.model.tensors import Tensor
 
-Weights: TypeAlias = Mapping[str, Tensor]
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (layers loaded, layers in all)."""
 
+def decoder(spec: ModelSpec, tensors: Mapping[str, Tensor], max_context: int) -> Program:
+    """The program of a model for contexts up to `max_context` tokens; reads no weight.
 
-class Layer(Protocol):
-    """One layer of a family, in two halves: what is kept for later tokens, and what these tokens become."""
-
-    def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Writes the KV of the residual stream [T, hidden] and returns its queries [T, heads, head_dim]."""
-
-    def mix(self, x: torch.Tensor, q: torch.Tensor, step: Step) -> torch.Tensor:
-        """Attention and feed-forward: the residual stream [T, hidden] behind this layer. `x` may be overwritten."""
-
-
-LayerType: TypeAlias = Callable[[ModelSpec, Weights, Backend, int], Layer]
-"""Makes layer n of a model."""
-
-
-@dataclass(frozen=True)
-class Forward:
-    """`logits`: fp32 [S, vocab] of the sampled tokens. `health`: fp32 [T], not finite where a token's KV isn't."""
-
-    logits: torch.Tensor
-    health: torch.Tensor
-
-
-class Decoder:
-    """A model of one family, loaded through `backend`: the first `layers` of it, by default all."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Weights,
-        backend: Backend,
-        layer_type: LayerType,
-        *,
-        max_context: int,
-        progress: Progress = lambda done, total: None,
-    ) -> None:
-        self.spec = spec
-        self._backend = backend
-        self._embedding = backend.embedding(weights["embed"])
-        self._norm = backend.vector(weights["norm"])
-        self._head = backend.pack([weights["embed" if spec.tied else "lm_head"]])
-        self._rope = rope_tables(spec.rope.inverse_frequencies(), max_context)
-        self._layers: list[Layer] = []
-        for n in range(spec.layers):
-            self._layers.append(layer_type(spec, weights, backend, n))
-            progress(n + 1, spec.layers)
-
-    def forward(self, batch: Batch, kv: PagedKV, *, layers: int | None = None) -> Forward:
-        """Feeds a batch and writes its KV into the pool. `layers`: only that many first ones (a sizing run).
-
-        Of the last layer's output only sampled tokens are read, so only they are computed: of a prompt's chunk, that
-        saves all but the KV of that layer.
-        """
-        step = self._backend.begin(batch, kv, self._rope)
-        x = self._backend.embed(batch.ids, self._embedding)
-        *others, last = self._layers[:layers]
-        for layer in others:
-            x = layer.mix(x, layer.project(x, step), step)
-        q = last.project(x, step)
-        sampled = batch.only_sampled()
-        if sampled is not batch:
-            x, q = x[batch.sampled], q[batch.sampled]
-        if len(x):
-            x = last.mix(x, q, step if sampled is batch else self._backend.begin(sampled, kv, self._rope))
-        x = self._backend.rms_norm(x, self._norm, self.spec.norm_eps)
-        return Forward(self._backend.logits(x, self._head), step.health)
+    ConfigError when its architecture is none of ours.
+    """
+    if spec.architecture not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise ConfigError(f"model {spec.name} is a {spec.architecture}; served are {known} and toy")
+    add_layer = FAMILIES[spec.architecture]
+    builder = Builder(
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        vocab=spec.vocab,
+        rope=rope_tables(spec.rope.inverse_frequencies(), max_context),
+    )
+    x = builder.buffer("residual", spec.hidden)
+    builder.add(Embed(x, tensors["embed"]))
+    for n in range(spec.layers):
+        prefix = f"layers.{n}."
+        mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        builder.begin_layer()
+        add_layer(LayerBuilder(builder, spec, mine, n))
+    builder.end_layers()
+    normed = builder.buffer("normed", spec.hidden)
+    builder.add(RmsNorm(normed, x, tensors["norm"], spec.norm_eps))
+    builder.add(Logits(normed, tensors["embed" if spec.tied else "lm_head"]))
+    return builder.program()
