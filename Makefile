@@ -3,17 +3,23 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
+KERNELS_STAMP := $(VENV)/.kernels
 
 .PHONY: setup lint format test demo serve bench chaos fuzz readers clean
 
-setup: $(STAMP)
+setup: $(KERNELS_STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Perdure needs Python >= 3.11, this is " + sys.version.split()[0])'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $(STAMP)
+
+# Only what changed is compiled; without a C compiler this is a notice
+$(KERNELS_STAMP): $(STAMP) kernels/cpu/build.py kernels/cpu/csrc $(wildcard kernels/cpu/csrc/*)
+	$(PY) kernels/cpu/build.py
+	touch $(KERNELS_STAMP)
 
 lint: setup
 	$(VENV)/bin/ruff check .

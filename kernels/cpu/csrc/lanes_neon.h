@@ -1,0 +1,168 @@
+/* lanes.h on 64-bit NEON: four registers of four. Cross-compiled, not yet run on hardware. */
+#pragma once
+#include <arm_neon.h>
+
+#define PD_ISA "neon"
+
+typedef struct {
+    float32x4_t q[4];
+} v16;
+
+typedef struct {
+    uint32x4_t q[4]; /* all bits of a lane, or none */
+} m16;
+
+#define PD_EACH(i) for (int i = 0; i < 4; i++)
+
+/* Rounding to nearest even (FPCR.RMode 0), subnormals kept (FZ, FZ16 off), NaNs carried (DN off), in this thread. */
+PD_INLINE void pd_exact_float_mode(void) {
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    mode &= ~((3ull << 22) | (1ull << 24) | (1ull << 25) | (1ull << 19));
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode));
+}
+
+PD_INLINE v16 v16_set(float x) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vdupq_n_f32(x);
+    return r;
+}
+PD_INLINE v16 v16_load(const float *p) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vld1q_f32(p + 4 * i);
+    return r;
+}
+PD_INLINE void v16_store(float *p, v16 a) { PD_EACH(i) vst1q_f32(p + 4 * i, a.q[i]); }
+PD_INLINE v16 v16_load_part(const float *p, int n) {
+    float all[16] = {0};
+    memcpy(all, p, (size_t)n * sizeof *p);
+    return v16_load(all);
+}
+PD_INLINE void v16_store_part(float *p, v16 a, int n) {
+    float all[16];
+    v16_store(all, a);
+    memcpy(p, all, (size_t)n * sizeof *p);
+}
+
+PD_INLINE v16 v16_load_f16(const uint16_t *p) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
+    return r;
+}
+PD_INLINE void v16_store_f16(uint16_t *p, v16 a) {
+    PD_EACH(i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.q[i])));
+}
+PD_INLINE v16 v16_load_bf16(const uint16_t *p) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16));
+    return r;
+}
+/* Adding half a unit, and the last kept bit for ties, carries into the kept half; a NaN stays one and turns quiet. */
+PD_INLINE void v16_store_bf16(uint16_t *p, v16 a) {
+    PD_EACH(i) {
+        uint32x4_t bits = vreinterpretq_u32_f32(a.q[i]);
+        uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+        uint32x4_t near = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+        uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+        vst1_u16(p + 4 * i, vshrn_n_u32(vbslq_u32(vceqq_f32(a.q[i], a.q[i]), near, quiet), 16));
+    }
+}
+PD_INLINE v16 v16_load_i8(const int8_t *p) {
+    v16 r;
+    int8x16_t bytes = vld1q_s8(p);
+    int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+    r.q[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
+    r.q[1] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(low)));
+    r.q[2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
+    r.q[3] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)));
+    return r;
+}
+
+PD_INLINE float32x4_t pd_max4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+PD_INLINE float32x4_t pd_min4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+
+#define PD_BINARY(name, op)             \
+    PD_INLINE v16 name(v16 a, v16 b) {  \
+        v16 r;                          \
+        PD_EACH(i) r.q[i] = op(a.q[i], b.q[i]); \
+        return r;                       \
+    }
+PD_BINARY(v16_add, vaddq_f32)
+PD_BINARY(v16_sub, vsubq_f32)
+PD_BINARY(v16_mul, vmulq_f32)
+PD_BINARY(v16_div, vdivq_f32)
+PD_BINARY(v16_max, pd_max4)
+PD_BINARY(v16_min, pd_min4)
+#undef PD_BINARY
+
+PD_INLINE v16 v16_sqrt(v16 a) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vsqrtq_f32(a.q[i]);
+    return r;
+}
+PD_INLINE v16 v16_fma(v16 a, v16 b, v16 c) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i]);
+    return r;
+}
+PD_INLINE v16 v16_fnma(v16 a, v16 b, v16 c) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vfmsq_f32(c.q[i], a.q[i], b.q[i]);
+    return r;
+}
+/* To the nearest whole number, ties to even. */
+PD_INLINE v16 v16_round(v16 a) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vrndnq_f32(a.q[i]);
+    return r;
+}
+/* 2^n for whole n of [-126, 127]. */
+PD_INLINE v16 v16_pow2(v16 n) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.q[i]), vdupq_n_s32(127)), 23));
+    return r;
+}
+
+#define PD_COMPARE(name, op)            \
+    PD_INLINE m16 name(v16 a, v16 b) {  \
+        m16 r;                          \
+        PD_EACH(i) r.q[i] = op(a.q[i], b.q[i]); \
+        return r;                       \
+    }
+PD_COMPARE(v16_lt, vcltq_f32)
+PD_COMPARE(v16_le, vcleq_f32)
+PD_COMPARE(v16_eq, vceqq_f32)
+#undef PD_COMPARE
+
+PD_INLINE m16 m16_first(int n) {
+    static const int32_t numbers[4] = {0, 1, 2, 3};
+    m16 r;
+    PD_EACH(i) r.q[i] = vcgtq_s32(vdupq_n_s32(n - 4 * i), vld1q_s32(numbers));
+    return r;
+}
+/* Bit i says lane i. */
+PD_INLINE uint32_t m16_bits(m16 m) {
+    uint32_t all[16], bits = 0;
+    PD_EACH(i) vst1q_u32(all + 4 * i, m.q[i]);
+    for (int i = 0; i < 16; i++) bits |= (all[i] & 1u) << i;
+    return bits;
+}
+/* Lanes of `yes` where m, of `no` elsewhere. */
+PD_INLINE v16 v16_select(m16 m, v16 yes, v16 no) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vbslq_f32(m.q[i], yes.q[i], no.q[i]);
+    return r;
+}
+
+PD_INLINE float v16_first(v16 a) { return vgetq_lane_f32(a.q[0], 0); }
+PD_INLINE float v16_sum(v16 a) {
+    float32x4_t four = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
+    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+PD_INLINE float v16_top(v16 a) {
+    float32x4_t four = pd_max4(pd_max4(a.q[0], a.q[2]), pd_max4(a.q[1], a.q[3]));
+    float32x4_t two = pd_max4(four, vextq_f32(four, four, 2));
+    float32x4_t one = pd_max4(two, vextq_f32(two, two, 1));
+    return vgetq_lane_f32(one, 0);
+}
