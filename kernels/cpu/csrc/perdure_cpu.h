@@ -12,4 +12,9 @@ const char *pd_sources(void);
 /* Name of the library's instruction set: avx2, avx512 or neon. */
 const char *pd_isa(void);
 
+/* y = exp(x), see exact_exp.h: by vectors; by vectors for x <= 0; one by one. All three give the same bits. */
+void pd_exp_vector(const float *x, float *y, int64_t n);
+void pd_exp_vector_falling(const float *x, float *y, int64_t n);
+void pd_exp_each(const float *x, float *y, int64_t n);
+
 #pragma GCC visibility pop
