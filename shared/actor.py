@@ -24,6 +24,7 @@ from shared.identity import KeyDamaged
 from shared.mailbox import Mailbox
 from shared.messages.hello import Snapshot, Status
 from shared.model.errors import ModelError
+from shared.niceness import threads_by_nice
 from shared.node import Node, Reject, on
 from shared.paths import Lock, PlaceError, Places, default_home
 from shared.peers import Peer
@@ -82,6 +83,7 @@ class Actor(Node):
             "links": {role: _link_facts(link.peer, link.refused, link.down_since) for role, link in self.links.items()},
             "drops": dict(self.drops),
             "faults": self.faults.active,
+            "threads_by_nice": threads_by_nice(),
         }
         if self.mailbox.door is not None:
             data["tcp"] = self.mailbox.door.facts()

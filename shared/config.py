@@ -91,6 +91,8 @@ class StoreConfig(Section, frozen=True):
     """auto (ask, and show in status what came of it), on (and warn when there are none), off."""
     lock_memory: bool = False
     """Keep the arena from being swapped out; needs RLIMIT_MEMLOCK."""
+    nice: int = 10
+    """How much the store's IO threads and the worker's saves yield to computing (0 to 19)."""
 
 
 class FrontConfig(Section, frozen=True):

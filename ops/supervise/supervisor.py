@@ -27,28 +27,31 @@ from ops.supervise.incarnation import next_incarnation
 from ops.supervise.policy import RestartPolicy
 from ops.supervise.silence import hangs, sign_of
 from shared.config import Config
+from shared.niceness import lower_process, yield_session
 from shared.paths import Lock, Places
 from shared.peers import wait_exit
 
 STACK_PID = "PERDURE_STACK_PID"
 YIELDING = frozenset({"tokenizer", "detokenizer", "gateway"})
 """Services whose work may wait a little when the compute threads need the cores, once they are ready."""
+YIELD_AGAIN_S = 0.15
+"""Between two tries to lower a session: the kernel takes one such change in a tenth of a second."""
 HOLD_S = 60.0
 """How long a service is held stopped when whoever asked for it does not come back."""
 START_S = 120.0
 """How long a service may take from exec to its first heartbeat (a cold import of torch on a slow disk)."""
 
 
-def yield_cores(pid: int, nice: int) -> None:
-    """Lowers the priority of a process's threads, also that of its session's group: where the kernel groups sessions
-    (autogroup), a nice value counts only inside a session, and each service has one of its own.
+def session_nice(service: str, config: Config) -> int:
+    """How much a service's session yields to other sessions, where the kernel groups them.
+
+    The store lowers its IO threads itself. In a session of their own that would count for nothing: a single thread
+    would get the share of a core for which the worker's compute threads have to add up. So its session yields, and
+    inside it the event loop goes before the IO.
     """
-    try:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-    except OSError:  # it has exited already, or this kernel has no such groups
-        return
+    if service in YIELDING:
+        return config.supervise.nice
+    return config.store.nice if service == "store" else 0
 
 
 def ancestors(parent: int, stack: str) -> set[int]:
@@ -139,6 +142,7 @@ class Supervisor:
         self.service = service
         self.places = places
         self.config = config.supervise
+        self._nice = session_nice(service, config)
         self.log = structlog.get_logger(role="supervise", service=service)
         self.lock = Lock(places.run / f"{service}.supervisor", f"the supervisor of {service}")
         self.policy = RestartPolicy(config.supervise.max_failures)
@@ -205,7 +209,7 @@ class Supervisor:
             nursery.start_soon(child.listen)
             nursery.start_soon(self._kill_if_hung, child)
             nursery.start_soon(self._stop_when_asked, child)
-            if self.service in YIELDING:
+            if self._nice:
                 nursery.start_soon(self._yield_when_ready, child)
             await wait_exit(child.process.pid)
             nursery.cancel_scope.cancel()
@@ -213,7 +217,10 @@ class Supervisor:
     async def _yield_when_ready(self, child: Child) -> None:
         """Not before: clients wait for a service that starts again, and busy cores would make it many times slower."""
         await child.was_ready.wait()
-        yield_cores(child.process.pid, self.config.nice)
+        if self.service in YIELDING:
+            lower_process(child.process.pid, self._nice)
+        while not yield_session(child.process.pid, self._nice):
+            await trio.sleep(YIELD_AGAIN_S)
 
     async def _stop_when_asked(self, child: Child) -> None:
         await self._stopping.wait()

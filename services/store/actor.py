@@ -87,7 +87,7 @@ class Store(Actor):
         if self.opened.catalog is None or self.opened.arena is None or self.opened.recovery is None:
             return
         self.opened.arena.on_cut = self._arena_cut
-        self.stager = Stager(self.opened.arena, self.opened.catalog, self._tell)
+        self.stager = Stager(self.opened.arena, self.opened.catalog, self._tell, nice=self.config.store.nice)
         self.lane = DiskLane(
             self.opened.arena,
             self.opened.catalog,
@@ -96,6 +96,7 @@ class Store(Actor):
             attached=self._disk_attached,
             faults=self.faults,
             log=self.log,
+            nice=self.config.store.nice,
         )
         self.lane.attach(self.opened.disk, self.opened.disk_reason, wanted=self.config.store.disk_bytes > 0)
         self.log.info("store_recovered", **self.opened.adopted, arena=str(self.opened.arena.path))

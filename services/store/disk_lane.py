@@ -5,7 +5,7 @@
     trouble      ─► the batch is dirty again; the lane rests, tries again, and says so once
     gone         ─► the directory was removed or replaced under us: closed, and opened anew when it can be
 
-All IO is in threads; the catalogue is touched by the event loop alone.
+All IO is in a thread of its own; the catalogue is touched by the event loop alone.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -30,6 +30,7 @@ from services.store.disk.troubles import Trouble, kind_of
 from services.store.say_once import SayOnce
 from shared.faults import Faults
 from shared.scope import Scope
+from shared.threads import Threads
 
 BATCH_BLOCKS = 256
 BATCH_BYTES = 8 << 20
@@ -69,7 +70,7 @@ class Turn(Enum):
 
 
 class DiskLane:
-    """Owns the disk tier's changes. `reopen` opens a tier that could not be used before."""
+    """Owns the disk tier's changes. `reopen` opens a tier that could not be used before; `nice`: of its thread."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class DiskLane:
         attached: Callable[[DiskTier | None], None],
         faults: Faults,
         log: Any,
+        nice: int = 0,
     ) -> None:
         self._arena = arena
         self._catalog = catalog
@@ -98,7 +100,7 @@ class DiskLane:
         self.counters = LaneCounters()
         self._lock = trio.Lock()
         self._wake = trio.Event()
-        self._limiter = trio.CapacityLimiter(1)
+        self._thread = Threads("disk-lane", 1, nice)
         self._to_delete: list[bytes] = []
         self._synced = 0.0
         self._ending = False
@@ -175,7 +177,7 @@ class DiskLane:
                 self._tell_troubles(disk)
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
+        return await self._thread.run(function, *args)
 
     # --- writing ---------------------------------------------------------------------------------------------
 

@@ -101,6 +101,7 @@ def open_disk(directory: Path, config: Config, faults: Faults) -> tuple[DiskTier
             floor=config.store.disk_floor,
             faults=faults,
             max_blocks=config.faults.max_disk_blocks,
+            nice=config.store.nice,
         )
     except DiskTierError as error:
         return None, error.reason

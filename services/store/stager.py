@@ -20,6 +20,7 @@ from services.store.disk.errors import DiskTierError
 from services.store.disk.footer import slot_bytes
 from services.store.disk.slot_io import RUN_BYTES
 from services.store.disk.tier import DiskTier, Entry
+from shared.threads import Threads
 
 READERS = 8
 """Threads that read: while one verifies what it has read, the disk works for the others."""
@@ -56,15 +57,16 @@ class _Places:
 
 
 class Stager:
-    """Owns the reads under way. `tell` hands a lease's news to its owner."""
+    """Owns the reads under way. `tell` hands a lease's news to its owner; `nice`: of the threads that read."""
 
-    def __init__(self, arena: Arena, catalog: Catalog, tell: Callable[[StagedRun], None]) -> None:
+    def __init__(self, arena: Arena, catalog: Catalog, tell: Callable[[StagedRun], None], *, nice: int = 0) -> None:
         self._arena = arena
         self._catalog = catalog
         self._tell = tell
         self.disk: DiskTier | None = None
         self._send, self._receive = trio.open_memory_channel[tuple[list[StageOrder], _Places]](math.inf)
         self._limiter = trio.CapacityLimiter(READERS)
+        self._threads = Threads("stager", READERS, nice)
         self.pending = 0
 
     def begin(self, orders: list[StageOrder]) -> None:
@@ -101,7 +103,7 @@ class Stager:
             disk = self.disk
             if wanted and disk is not None:
                 async with self._limiter:
-                    read = await trio.to_thread.run_sync(self._read, disk, wanted, places)
+                    read = await self._threads.run(self._read, disk, wanted, places)
                 outcomes.update(zip(wanted, read, strict=True))
             self.pending -= len(batch)
             for order, outcome in outcomes.items():

@@ -1,11 +1,11 @@
-"""The worker's shell: plans go to the compute lane, copies to the copy lane, outcomes back to the scheduler.
+"""The worker's shell: plans go to the compute lane, copies to those of loads and saves, outcomes to the scheduler.
 
     scheduler comes (any incarnation) ─► WorkerReady ─► Quiesce(epoch) ─► Idle(epoch) ─► Plan, Transfer ...
     scheduler goes                    ─► its epoch is forgotten: what is queued is dropped, a copy stops between blocks
     a step or a copy never returns    ─► the process ends itself: its exit is a proof, the supervisor starts the next
 
 Between WorkerReady and Idle the pool belongs to nobody; after Idle(epoch) to the scheduler of that epoch, whose tree
-starts empty. Nothing of an older epoch can touch the pool then, because Idle waits for both lanes.
+starts empty. Nothing of an older epoch can touch the pool then, because Idle waits for all lanes.
 """
 
 import os
@@ -38,7 +38,7 @@ MAX_PLANS = 2
 """Plans in the compute lane, the running one included; the scheduler plans at most one step ahead."""
 MAX_TRANSFERS = 1024
 PREFAULT_BYTES = 4 << 20
-"""Per turn of the copy lane, so that a transfer waits for few milliseconds; no turn is taken beside other work."""
+"""Per turn of the lane of saves, so that a transfer waits for few milliseconds; no turn is taken beside other work."""
 HUNG = 70
 """Exit code of a worker whose lane never came back."""
 WATCH_S = 0.5
@@ -65,7 +65,8 @@ class Worker(Actor):
     async def start(self) -> None:
         """Loads the model in the compute lane, sizes the pool by it."""
         self._compute = Lane("compute")
-        self._copy = Lane("copy")
+        self._loads = Lane("loads")
+        self._saves = Lane("saves", nice=self.config.store.nice, behind=self._loads)
         try:
             self._runner = await self._compute.run(partial(load_runner, self.config, self.places, self._progress))
             facts = self._runner.facts
@@ -81,21 +82,25 @@ class Worker(Actor):
         self._loading = ("ready", 1.0)
         expected = self._runner.largest_step_s / self.config.scheduler.step_tokens
         self._step_watch = Watchdog("step", self.config.supervise.step_s, expected=expected)
-        self._copy_watch = Watchdog("copies", self.config.supervise.step_s)
+        self._load_watch = Watchdog("loads", self.config.supervise.step_s)
+        self._save_watch = Watchdog("saves", self.config.supervise.step_s)
         self.nursery.start_soon(self._watch)
         if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory unused
             self.nursery.start_soon(self._prefault)
 
     async def drain(self) -> None:
         """Lets the running step and copies end, so that their outcomes still reach the scheduler."""
-        await self._compute.wait_past()
-        await self._copy.wait_past()
+        await self._wait_past_lanes()
         self._epoch = None
         self._stop_lanes()
 
+    async def _wait_past_lanes(self) -> None:
+        for lane in (self._compute, self._loads, self._saves):
+            await lane.wait_past()
+
     def _stop_lanes(self) -> None:
-        self._compute.stop()
-        self._copy.stop()
+        for lane in (self._compute, self._loads, self._saves):
+            lane.stop()
 
     def _progress(self, what: str, share: float) -> None:
         self._loading = (what, share)  # called in the compute thread; one assignment is atomic
@@ -105,7 +110,8 @@ class Worker(Actor):
         pause = min(WATCH_S, max(self.config.supervise.step_s, 0.1) / 4)
         while True:
             await trio.sleep(pause)
-            hung = self._step_watch.tick(pause) or self._copy_watch.tick(pause)
+            found = [watch.tick(pause) for watch in (self._step_watch, self._load_watch, self._save_watch)]
+            hung = next((one for one in found if one is not None), None)
             if hung is not None:
                 self.log.error("hung", **asdict(hung), hint="this worker ends, its supervisor starts the next")
                 os._exit(HUNG)
@@ -122,7 +128,7 @@ class Worker(Actor):
             if self._plans or self._transfers_queued or left > 0:
                 await trio.sleep(max(left, IDLE_S / 4))
             else:
-                touched = await self._copy.run(partial(self._pool.prefault, PREFAULT_BYTES))
+                touched = await self._saves.run(partial(self._pool.prefault, PREFAULT_BYTES))
 
     # --- the scheduler comes and goes
 
@@ -140,8 +146,7 @@ class Worker(Actor):
     async def quiesce(self, peer: Peer, message: Quiesce, head: Head) -> None:
         """Forgets older epochs at once, answers Idle when nothing of them runs any more."""
         self._epoch = message.epoch
-        await self._compute.wait_past()
-        await self._copy.wait_past()
+        await self._wait_past_lanes()
         self._send(peer, head, Idle(epoch=message.epoch))
 
     def _wanted(self, epoch: int) -> Callable[[], bool]:
@@ -189,9 +194,10 @@ class Worker(Actor):
             self._transfers_queued -= 1
             self._finished(peer, head, message.epoch, result)
 
-        copies = partial(self._transfers.execute, message, self._wanted(message.epoch), self._copy.give_way)
-        watched = self._copy_watch.around(len(message.copies), copies)
-        self._copy.submit(watched, done, urgent=not message.save)
+        lane, watch = (self._saves, self._save_watch) if message.save else (self._loads, self._load_watch)
+        give_way = partial(watch.pause, lane.give_way)
+        copies = partial(self._transfers.execute, message, self._wanted(message.epoch), give_way)
+        lane.submit(watch.around(len(message.copies), copies), done)
 
     def _finished(self, peer: Peer, head: Head, epoch: int, result: outcome.Outcome[Any]) -> None:
         message = result.unwrap()
@@ -213,8 +219,8 @@ class Worker(Actor):
 
         Then also `model`, `architecture`, `backend`, `numerics`, `max_context`, `block_tokens`, `kv_dtype`, `limits`;
         `epoch` (null between schedulers), `plans` (queued or running), `hung_after_s` (of a step of one token, of
-        one copy), `pool` (blocks, block_bytes, prefaulted bytes, and what LargeMemory.facts says), `steps` and
-        `transfers` (totals since start, see StepStatistics and TransferStatistics).
+        one copy in each direction), `pool` (blocks, block_bytes, prefaulted bytes, and what LargeMemory.facts says),
+        `steps` and `transfers` (totals since start, see StepStatistics and TransferStatistics).
         """
         what, share = self._loading
         if self._runner is None or not self.ready:
@@ -234,7 +240,11 @@ class Worker(Actor):
             "limits": ready.limits,
             "epoch": self._epoch,
             "plans": self._plans,
-            "hung_after_s": {"step": self._step_watch.limit_s(1), "copies": self._copy_watch.limit_s(1)},
+            "hung_after_s": {
+                "step": self._step_watch.limit_s(1),
+                "loads": self._load_watch.limit_s(1),
+                "saves": self._save_watch.limit_s(1),
+            },
             "pool": asdict(self._pool.statistics()) | self._pool.large.facts(),
             "steps": asdict(self._steps.statistics()),
             "transfers": asdict(self._transfers.statistics()),

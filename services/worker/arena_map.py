@@ -11,6 +11,7 @@ file that is not the one that the store means is never written: a slot's number 
 import mmap
 import os
 import stat
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,20 +73,22 @@ class ArenaMap:
 
 
 class Arenas:
-    """The mapping in use; maps anew when path or key change. Used by the copy thread alone."""
+    """The mapping in use; maps anew when path or key change. Thread-safe: loads and saves share it."""
 
     def __init__(self) -> None:
         self._current: ArenaMap | None = None
+        self._lock = threading.Lock()
 
     def open(self, path: str, key: str) -> ArenaMap:
         """The mapping of this very file, its size checked now; ArenaUnusable when there is none to be had."""
-        current = self._current
-        if current is None or (current.path, current.key) != (path, key):
-            self._current = None  # also when mapping fails below: a name that moved on is not served by the old file
-            self._current = current = ArenaMap(path, key)
-        try:
-            current.check_size()
-        except ArenaUnusable:
-            self._current = None
-            raise
-        return current
+        with self._lock:
+            current = self._current
+            if current is None or (current.path, current.key) != (path, key):
+                self._current = None  # also when mapping fails: a name that moved on is not served by the old file
+                self._current = current = ArenaMap(path, key)
+            try:
+                current.check_size()
+            except ArenaUnusable:
+                self._current = None
+                raise
+            return current

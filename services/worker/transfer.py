@@ -1,14 +1,15 @@
-"""Copies between pool and arena: one thread executes them beside the steps, loads before saves.
+"""Copies between pool and arena: two threads execute them beside the steps, loads before saves.
 
     save  block locked by the scheduler, slot GRANTED   pool ─copy─► arena ─XXH3 of the arena's bytes─► Transferred
     load  slot leased, block allocated, not attached    arena ─copy─► pool ─XXH3 of the pool's bytes─► Transferred
 
 The checksum is taken where the bytes arrive, so it covers the copy itself, and piece by piece, while a piece still
-lies in the core's cache. Saves let loads in between two blocks. A copy that fails is one `ok` = 0: the
+lies in the core's cache. Saves let loads go first between two blocks. A copy that fails is one `ok` = 0: the
 scheduler abandons that slot, or counts a miss. If we die in the middle, a slot stays GRANTED, a pool is gone; nothing
 was published.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class TransferStatistics:
 
 
 class Transfers:
-    """Executes batches. `execute` belongs to the copy thread; the counters may be read from any."""
+    """Executes batches, one of loads and one of saves at a time; the counters may be read from any thread."""
 
     def __init__(self, pool: PageStore, faults: Faults) -> None:
         self._pool = pool
@@ -61,6 +62,7 @@ class Transfers:
         self._log = structlog.get_logger(part="transfer")
         self._saved = self._loaded = self._failed = self._mismatched = 0
         self._seconds = 0.0
+        self._totals = threading.Lock()
 
     def execute(
         self, batch: Transfer, wanted: Callable[[], bool], give_way: Callable[[], None] | None = None
@@ -87,9 +89,10 @@ class Transfers:
             checksum = None if arena is None else self._attempt(arena, copy, batch.save)
             checksums.append(checksum or 0)
             ok.append(checksum is not None)
-        self._failed += ok.count(0)
         seconds = time.perf_counter() - started
-        self._seconds += seconds
+        with self._totals:
+            self._failed += ok.count(0)
+            self._seconds += seconds
         return Transferred(
             epoch=batch.epoch, seq=batch.seq, checksums=pack_u64(checksums), ok=bytes(ok), seconds=seconds
         )

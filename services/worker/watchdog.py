@@ -56,20 +56,27 @@ class Watchdog:
         return max(self._least_s, SLACK * self._slowest * size)
 
     def around(self, size: int, job: Callable[[], T]) -> Callable[[], T]:
-        """The job, watched while it runs; one that runs within another is watched in its stead."""
+        """The job, watched while it runs."""
 
         def watched() -> T:
             size_or_one = max(size, 1)
-            outer = self._job
             self._job = _Job(size, self.limit_s(size_or_one))
             begun = time.perf_counter()
             try:
                 return job()
             finally:
-                self._job = outer
+                self._job = None
                 self._slowest = max(FADE * self._slowest, (time.perf_counter() - begun) / size_or_one)
 
         return watched
+
+    def pause(self, wait: Callable[[], None]) -> None:
+        """Within a job: a wait that is not the job's fault, and counts from none of its time."""
+        job, self._job = self._job, None
+        try:
+            wait()
+        finally:
+            self._job = job
 
     def tick(self, seconds: float) -> Hung | None:
         """So much time has passed in the event loop."""

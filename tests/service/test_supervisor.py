@@ -12,11 +12,14 @@ import pytest
 import trio
 
 from ops.admin import admin, reach
-from ops.supervise.supervisor import yield_cores
+from ops.supervise.supervisor import session_nice
+from shared.config import Config, StoreConfig, SuperviseConfig
 from shared.messages.hello import Snapshot, Status
+from shared.niceness import lower_process, yield_session
 from shared.paths import Places
 from shared.peers import Peer, wait_exit
 from shared.testing import ended
+from shared.welcome import SERVICES
 
 SERVICE = "detokenizer"
 
@@ -203,11 +206,22 @@ async def test_a_yielding_service_gives_way_with_all_its_threads_once_it_is_read
                 await trio.sleep(0.02)  # a poll of the kernel: the supervisor hears of ready a moment later
 
 
-def test_yielding_services_give_way_in_their_own_session_too() -> None:
+def test_a_process_gives_way_with_its_threads_and_with_its_session() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
-    yield_cores(process.pid, 7)
+    lower_process(process.pid, 7)
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == 7
     group = Path(f"/proc/{process.pid}/autogroup")
+    while not yield_session(process.pid, 7):  # the kernel takes one such change at a time
+        os.sched_yield()
     assert not group.exists() or "nice 7" in group.read_text()
     process.communicate(b"\n")
-    yield_cores(process.pid, 7)  # gone: no error
+    lower_process(process.pid, 7)  # gone: no error
+    assert yield_session(process.pid, 7)
+
+
+def test_front_services_yield_and_the_store_by_its_own_key_but_not_who_makes_the_steps() -> None:
+    config = Config(supervise=SuperviseConfig(nice=7), store=StoreConfig(nice=3))
+    found = {service: session_nice(service, config) for service in SERVICES}
+    assert found == {"scheduler": 0, "worker": 0, "store": 3, "tokenizer": 7, "detokenizer": 7} | (
+        {"gateway": 7} if "gateway" in SERVICES else {}
+    )

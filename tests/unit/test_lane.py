@@ -1,5 +1,6 @@
 """One thread, one job after another, outcomes in the event loop."""
 
+import os
 import threading
 
 import outcome
@@ -31,35 +32,53 @@ async def test_jobs_run_in_order_in_one_thread_that_is_not_the_loops() -> None:
     lane.stop()
 
 
-async def test_urgent_jobs_go_first_and_a_long_job_lets_them_in() -> None:
-    lane = Lane("test")
+async def test_saves_begin_behind_loads_and_a_long_save_lets_them_go_first() -> None:
+    loads = Lane("loads")
+    saves = Lane("saves", nice=7, behind=loads)
     order: list[str] = []
     begun, go = threading.Event(), threading.Event()
 
-    def long_job() -> None:
+    def long_save() -> None:
         begun.set()
         go.wait()
         for part in range(3):
-            lane.give_way()
+            saves.give_way()
             order.append(f"long {part}")
 
-    lane.submit(long_job, lambda _: None)
+    saves.submit(long_save, lambda _: None)
     while not begun.is_set():
         await trio.lowlevel.checkpoint()
     for name in ("save a", "save b"):
-        lane.submit(lambda name=name: order.append(name), lambda _: None)  # type: ignore[misc]
-    for name in ("load a", "load b"):
-        lane.submit(lambda name=name: order.append(name), lambda _: None, urgent=True)  # type: ignore[misc]
+        saves.submit(lambda name=name: order.append(name), lambda _: None)  # type: ignore[misc]
+    loading, loaded = threading.Event(), threading.Event()
+
+    def long_load() -> None:
+        loading.set()
+        loaded.wait()
+        order.append("load a")
+
+    loads.submit(long_load, lambda _: None)
+    loads.submit(lambda: order.append("load b"), lambda _: None)
+    loading.wait()
     go.set()
+    loaded.set()
     with trio.fail_after(10):
-        await lane.wait_past()
+        await saves.wait_past()
     assert order == ["load a", "load b", "long 0", "long 1", "long 2", "save a", "save b"]
-    lane.submit(lambda: order.append("another"), lambda _: None)
-    lane.submit(lambda: order.append("urgent"), lambda _: None, urgent=True)
-    with trio.fail_after(10):
-        await lane.wait_past()
-    assert sorted(order[7:]) == ["another", "urgent"]
-    lane.stop()
+    loads.stop()
+    saves.stop()
+
+
+async def test_a_lane_lowers_its_own_thread_and_no_other() -> None:
+    def nice() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = nice()
+    loads = Lane("loads")
+    saves = Lane("saves", nice=before + 3, behind=loads)
+    assert (await loads.run(nice), await saves.run(nice), nice()) == (before, before + 3, before)
+    loads.stop()
+    saves.stop()
 
 
 async def test_a_job_that_raises_is_an_outcome_and_the_lane_goes_on() -> None:

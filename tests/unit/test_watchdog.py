@@ -86,19 +86,26 @@ def test_0_means_never() -> None:
         assert not any(dog.tick(1000.0) for _ in range(10))
 
 
-def test_a_save_that_let_a_load_in_is_watched_again_from_then_on() -> None:
-    dog = Watchdog("copies", 2.0)
-    begun, go_on = threading.Event(), threading.Event()
+def test_a_save_that_waits_for_loads_is_watched_again_from_then_on() -> None:
+    dog = Watchdog("saves", 2.0)
+    waiting, go, begun, go_on = (threading.Event() for _ in range(4))
+
+    def wait_for_loads() -> None:
+        waiting.set()
+        go.wait()
 
     def save() -> None:
-        dog.around(1, lambda: None)()
+        dog.pause(wait_for_loads)
         begun.set()
         go_on.wait()
 
     thread = threading.Thread(target=dog.around(7, save))
     thread.start()
+    waiting.wait()
+    assert not any(dog.tick(1.0) for _ in range(10))
+    go.set()
     begun.wait()
-    ticks_until_hung(dog)
+    assert ticks_until_hung(dog) == 3
     hung = dog.tick(1.0)
     go_on.set()
     thread.join()

@@ -24,6 +24,7 @@ from services.store.disk.segment_set import SegmentSet
 from services.store.disk.slot_io import SlotIO, cut_runs
 from services.store.disk.slot_space import HOLE, SPENT, UNKNOWN, USED, SlotSpace
 from shared.fileio import FileIO
+from shared.niceness import lower_thread
 
 SEGMENT_BYTES = 256 << 20
 
@@ -44,6 +45,7 @@ class SegmentFiles:
         overhead: Callable[[], int] = lambda: 0,
         max_slots: int = 0,
         segment_bytes: int = SEGMENT_BYTES,
+        nice: int = 0,
     ) -> None:
         """Opens all files; DiskUnusable when the directory, a file or a format is not ours to use."""
         self.counters: Counter[str] = Counter()
@@ -62,7 +64,9 @@ class SegmentFiles:
         )
         self._lock = threading.Lock()
         self._making = threading.Lock()
-        self._pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="disk")
+        self._pool = ThreadPoolExecutor(
+            IN_FLIGHT, thread_name_prefix="perdure-disk", initializer=lower_thread, initargs=(nice,)
+        )
         self._punches = True
         self._stuck: set[int] = set()
         self._lost: list[int] = []

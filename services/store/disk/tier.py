@@ -53,12 +53,13 @@ class DiskTier:
         max_blocks: int = 0,
         map_bytes: int = MAP_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
+        nice: int = 0,
     ) -> None:
         """Opens what lies in `directory`, in time independent of the number of entries.
 
         DiskUnusable (also when the disk is so full that no index can be made): run without, try again later.
         IndexBusy: another owner has it. Lookups, loads and saves work at once; call `recover_step` in a thread
-        until it returns None.
+        until it returns None. `nice`: of the threads that help a save or a rebuild.
         """
         self._io = io or FileIO()
         self._faults = faults or Faults(FaultsConfig())
@@ -71,7 +72,7 @@ class DiskTier:
         self._closed = False
         self.place = TierPlace(directory)
         try:
-            self._open(directory, capacity, floor, max_blocks, map_bytes, segment_bytes)
+            self._open(directory, capacity, floor, max_blocks, map_bytes, segment_bytes, nice)
         except BaseException as error:
             self._abandon()
             if isinstance(error, DiskFull | DiskFault | IndexDamaged | OSError):
@@ -79,7 +80,14 @@ class DiskTier:
             raise
 
     def _open(
-        self, directory: Path, capacity: int, floor: float, max_blocks: int, map_bytes: int, segment_bytes: int
+        self,
+        directory: Path,
+        capacity: int,
+        floor: float,
+        max_blocks: int,
+        map_bytes: int,
+        segment_bytes: int,
+        nice: int,
     ) -> None:
         self._meta = MetaFile(directory / "meta", self._io)
         self._index = DiskIndex(directory / "index", io=self._io, map_bytes=map_bytes)
@@ -92,6 +100,7 @@ class DiskTier:
             overhead=lambda: self._index.file_bytes() + slack,
             max_slots=max_blocks,
             segment_bytes=segment_bytes,
+            nice=nice,
         )
         if self._index.reason:
             self._troubles.note("IndexDamaged", self._index.reason)
