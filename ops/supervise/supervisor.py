@@ -219,7 +219,7 @@ class Supervisor:
         await child.was_ready.wait()
         if self.service in YIELDING:
             lower_process(child.process.pid, self._nice)
-        while not yield_session(child.process.pid, self._nice):
+        while not yield_session(child.process.pid, self._nice):  # noqa: ASYNC110 - the kernel tells nobody
             await trio.sleep(YIELD_AGAIN_S)
 
     async def _stop_when_asked(self, child: Child) -> None:

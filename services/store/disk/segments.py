@@ -64,9 +64,7 @@ class SegmentFiles:
         )
         self._lock = threading.Lock()
         self._making = threading.Lock()
-        self._pool = ThreadPoolExecutor(
-            IN_FLIGHT, thread_name_prefix="perdure-disk", initializer=lower_thread, initargs=(nice,)
-        )
+        self._pool = ThreadPoolExecutor(IN_FLIGHT, "perdure-disk", lower_thread, (nice,))
         self._punches = True
         self._stuck: set[int] = set()
         self._lost: list[int] = []

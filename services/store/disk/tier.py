@@ -80,20 +80,13 @@ class DiskTier:
             raise
 
     def _open(
-        self,
-        directory: Path,
-        capacity: int,
-        floor: float,
-        max_blocks: int,
-        map_bytes: int,
-        segment_bytes: int,
-        nice: int,
+        self, place: Path, capacity: int, floor: float, max_blocks: int, map_bytes: int, segment_bytes: int, nice: int
     ) -> None:
-        self._meta = MetaFile(directory / "meta", self._io)
-        self._index = DiskIndex(directory / "index", io=self._io, map_bytes=map_bytes)
+        self._meta = MetaFile(place / "meta", self._io)
+        self._index = DiskIndex(place / "index", io=self._io, map_bytes=map_bytes)
         slack = min(_INDEX_SLACK, capacity // 16)
         self._files = SegmentFiles(
-            directory / "segments",
+            place / "segments",
             capacity=capacity,
             floor=floor,
             io=self._io,
