@@ -5,7 +5,7 @@
  * is 1 + r + r^2 q(r), q of degree 4 fitted for the least greatest relative error (2^-28.2 with these coefficients),
  * evaluated by Horner's rule. 2^n is a float of its own, so the last multiplication is exact.
  *
- *   error        below 0.9 units in the last place of the exact value (0.889 over all floats of the range)
+ *   error        below 0.9 units in the last place of the exact value (0.892 over all floats of the range)
  *   exp(+-0)     exactly 1
  *   x < -87.3365 0, where the exact value would be subnormal; so exp(-inf) = 0
  *   x > 88.376   +inf, 0.35 before the exact value overflows: there 2^n is no float

@@ -82,4 +82,43 @@ int32_t pd_crew_sample(pd_crew *crew, const float *logits, int64_t ld, int32_t r
                        const pd_sampling *sampling, pd_drawn *drawn, int32_t *top_ids, double *top_logprobs,
                        int32_t top_ld, void *scratch);
 
+/* ---- attention (attention.c) ---- */
+
+enum { PD_KV_F32 = 0, PD_KV_F16 = 1, PD_KV_BF16 = 2 };
+
+/* Causal attention of a ragged step in one layer over the paged pool, see attention.c. New tokens' K and V are in the
+ * pool already. Lengths of rows and of the pool's heads are in elements, strides of the pool in bytes. */
+typedef struct {
+    const void *pool;
+    int64_t block_bytes;  /* from one block to the next */
+    int64_t layer_offset; /* of the layer in a block: K [kv_heads][dim][block_tokens], then V [kv_heads][block_tokens][dim] */
+    int32_t dtype;        /* PD_KV_... */
+    int32_t block_tokens; /* 16, 32 or a multiple of 64 */
+    int32_t heads;        /* a multiple of kv_heads */
+    int32_t kv_heads;
+    int32_t dim;          /* a multiple of 16 */
+    float scale;          /* q is multiplied by it once */
+    const float *qkv;     /* [T][qkv_row], q heads first */
+    int64_t qkv_row;
+    float *out;           /* [T][out_row], heads side by side */
+    int64_t out_row;
+    int32_t spans;        /* a span: rows [first, first + count) are positions [start, start + count) of a sequence */
+    const int32_t *first;
+    const int32_t *count;
+    const int32_t *start;
+    const int32_t *table; /* where a span's physical blocks begin in `blocks` */
+    const int32_t *blocks;
+} pd_attention;
+
+/* Bytes of scratch, aligned to 64, for steps whose sequences are `longest` positions at most; uses heads, kv_heads and
+ * dim alone. All parts share it, and only one attention at a time. */
+int64_t pd_attention_scratch(const pd_attention *a, int64_t longest, int32_t parts);
+
+/* Divides a step among parts. Once a step, before any run: it looks at spans and shapes, not at layer, qkv or out. */
+void pd_attention_plan(const pd_attention *a, void *scratch, int32_t parts);
+
+/* One part's share of a layer. When every part has returned, `out` is complete; they may run at the same time or in any
+ * order. */
+void pd_attention_run(const pd_attention *a, void *scratch, int32_t part);
+
 #pragma GCC visibility pop
