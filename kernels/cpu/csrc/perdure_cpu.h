@@ -39,6 +39,54 @@ void pd_crew_close(pd_crew *crew);
 
 int32_t pd_crew_threads(const pd_crew *crew);
 
+/* ---- rows (rows.c): what is done to each token's activations; `ld` is a row's stride in floats ---- */
+
+/* y = x / sqrt(mean(x^2) + eps) * weight over `width` columns of each row; y may be x. */
+void pd_rms_norm(const float *x, int64_t ldx, int32_t rows, int32_t width, const float *weight, float eps, float *y,
+                 int64_t ldy, int part, int parts);
+
+/* The same in place over each of `heads` neighbours of `dim` columns. */
+void pd_head_norm(float *x, int64_t ld, int32_t rows, int32_t heads, int32_t dim, const float *weight, float eps,
+                  int part, int parts);
+
+/* y = silu(gate) * up, a row of x being gate [width], up [width]. */
+void pd_swiglu(const float *x, int64_t ldx, int32_t rows, int32_t width, float *y, int64_t ldy, int part, int parts);
+
+/* y = x * factor, and y = x + z; y may be x. */
+void pd_scale(const float *x, int64_t ldx, int32_t rows, int32_t width, float factor, float *y, int64_t ldy, int part,
+              int parts);
+void pd_add(const float *x, int64_t ldx, const float *z, int64_t ldz, int32_t rows, int32_t width, float *y,
+            int64_t ldy, int part, int parts);
+
+/* y[i] = x[which[i]] for `rows` ascending row numbers; y may be x. */
+void pd_take_rows(const float *x, int64_t ldx, const int32_t *which, int32_t rows, int32_t width, float *y, int64_t ldy,
+                  int part, int parts);
+
+/* ---- rotation and the KV pool (rope.c) ---- */
+
+enum { PD_KV_F32 = 0, PD_KV_F16 = 1, PD_KV_BF16 = 2 };
+
+/* One block of the pool: layer -> K, V -> kv head -> K as [dim][token], V as [token][dim]. */
+typedef struct {
+    void *memory;   /* whole blocks */
+    int32_t blocks;
+    int32_t layers, kv_heads, dim; /* dim: a multiple of 16, at most 256 */
+    int32_t dtype;  /* PD_KV_... */
+    int32_t block_tokens;
+} pd_pool;
+
+/* Each token's place: position in its sequence, and the pool's block that holds that position. */
+typedef struct {
+    const int32_t *position, *block; /* [tokens] */
+} pd_places;
+
+/* Rows of qkv [tokens, ld] are q heads, k heads, v heads. Rotates q and k in place by the tables cos, sin
+ * [positions, rope_dims / 2], pair i of a head being (i, i + rope_dims / 2), and stores k and v in the pool, rounded to
+ * the nearest even. health[token] becomes infinite when one of them is not finite then. */
+void pd_rope_write_kv(float *qkv, int64_t ld, int32_t tokens, int32_t heads, int32_t rope_dims, const float *cos,
+                      const float *sin, pd_places places, const pd_pool *pool, int32_t layer, float *health, int part,
+                      int parts);
+
 /* ---- sampling (sample.c) ---- */
 
 /* How one row becomes a token; the stages and their order are those of services/worker/sampler.py. */
