@@ -85,3 +85,8 @@ def segment_of(directory: Path) -> Path:
 def offset_of(entry: Entry) -> int:
     """Where an entry's slot begins in its file."""
     return 4096 + (entry.slot & 0xFFFF) * SLOT
+
+
+def used_bytes(data: Path) -> int:
+    """Of an index's file, up to the end of the last page in use; the rest, up to its map's size, is a hole."""
+    return -(-len(data.read_bytes().rstrip(b"\0")) // 4096) * 4096

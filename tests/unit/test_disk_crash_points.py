@@ -2,6 +2,7 @@
 opened again, and what it says must be true.
 """
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 
 import services.store.disk.index_place
+from ops.doctor.index import read_index
+from services.store.disk.index import DiskIndex, Entry
 from services.store.disk.tier import DiskTier
+from shared.fileio import FileIO
 from shared.scope import of_root
-from tests.disk_kit import ROOT, chain, fetch, name, open_tier, payload_of, recover
+from tests.disk_kit import LENGTH, NO_PARENT, ROOT, chain, fetch, name, open_tier, payload_of, recover
 from tests.durable_io import Died, DurableIO
 
 OTHER = b"s" * 32
@@ -82,6 +86,7 @@ def steps_of(directory: Path, action: Callable[[DiskTier], None]) -> tuple[int, 
 def check(directory: Path, action: Callable[[DiskTier], None], *, power_lost: bool) -> None:
     """What must hold after any death in `action`."""
     tier = open_tier(directory)
+    assert power_lost or tier.reason == "", "a kill is no reason to begin the index anew"
     told = set(recover(tier)["identity"].tolist())
     tier.check_integrity()  # each index row has its footer, each used slot its row: nothing dangles, no orphans
     found = {}
@@ -119,6 +124,7 @@ def test_p18_dying_at_every_step(
             action(tier)
         io.dead = False  # the kernel closes the files of a dead process
         tier.close(clean=False)
+        tier._index.close(clean=False)  # of one that died in its own close
         with monkeypatch.context() as patch:
             if end == "power lost":
                 io.lose_power(random.Random(step))
@@ -171,6 +177,54 @@ def test_dying_at_every_step_of_a_rebuild(tmp_path: Path, torn: bool) -> None:
         assert [fetch(tier, b.identity) is not None for b in OLD + DOOMED + CLEARED] == [True] * 13
         tier.check_integrity()
         tier.close()
+
+
+ROWS = [Entry(name(f"row {n}"), NO_PARENT, ROOT, n, LENGTH, n, n, n) for n in range(600)]
+
+
+def fill_the_index(index: DiskIndex) -> None:
+    """Past its first map, and then some."""
+    for start in range(0, len(ROWS), 150):
+        index.apply(ROWS[start : start + 150])
+
+
+def free_its_last_pages(index: DiskIndex) -> None:
+    """Pages that are written over and given back in one transaction: LMDB writes none of them."""
+    index.apply(deletes=[row.identity for row in ROWS])
+
+
+@pytest.mark.parametrize("before", [[], [fill_the_index]])
+@pytest.mark.parametrize("action", [fill_the_index, free_its_last_pages])
+def test_dying_at_every_step_of_an_index_leaves_one_that_is_trusted(
+    tmp_path: Path, before: list[Callable[[DiskIndex], None]], action: Callable[[DiskIndex], None]
+) -> None:
+    """By the doctor, and by the next start; also in the moment right after each commit."""
+
+    def die(directory: Path, io: DurableIO) -> int:
+        index = DiskIndex(directory, io=io, map_bytes=64 << 10)
+        for do in before:
+            do(index)
+        first = len(io.steps) + 1
+        try:
+            action(index)
+        finally:
+            io.dead = False
+            index.close(clean=False)
+        return first
+
+    counting = DurableIO()
+    first = die(tmp_path / "count", counting)
+    assert "index transaction" in counting.steps[first - 1 :]
+    for step in range(first, len(counting.steps) + 2):
+        directory = tmp_path / str(step)
+        with contextlib.suppress(Died):
+            die(directory, DurableIO(die_at=step))
+        seen = read_index(directory)
+        assert (seen.trouble, seen.damaged, seen.unfinished) == ("", 0, False)
+        index = DiskIndex(directory, io=FileIO())
+        assert index.reason is None
+        assert index.count() == len(seen.entries)
+        index.close()
 
 
 def test_a_cleared_root_stays_cleared_when_the_rebuild_was_cut_short(tmp_path: Path) -> None:

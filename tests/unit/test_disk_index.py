@@ -1,5 +1,6 @@
 """The index: what makes it be moved aside, and that it then comes back from the footers while the tier serves."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from services.store.disk.index_record import ENTRY, Entry, sealed
 from services.store.disk.lmdb_file import damage
 from services.store.disk.tier import DiskTier
 from shared.fileio import FileIO
-from tests.disk_kit import NO_PARENT, ROOT, chain, fetch, name, open_tier, payload_of, recover
+from tests.disk_kit import NO_PARENT, ROOT, chain, fetch, name, open_tier, payload_of, recover, used_bytes
 
 BLOCKS = chain("a", 30)
 
@@ -49,13 +50,22 @@ def data_of(directory: Path) -> Path:
 @pytest.mark.parametrize("size", [0, 1, 4096, 8191, 8192, 12288, -4096])
 def test_a_truncated_index_is_never_mapped(filled: Path, size: int) -> None:
     path = data_of(filled)
-    content = path.read_bytes()
+    content = path.read_bytes()[: used_bytes(path)]
     path.write_bytes(content[:size])
     assert damage(path) is not None
     tier, reason = opened_anew(filled)
     assert "damaged" in reason
     assert (filled / "index.damaged" / "data.mdb").exists()
     tier.close()
+
+
+def test_a_file_that_lost_nothing_but_its_hole_is_trusted_and_has_it_again(filled: Path) -> None:
+    size = data_of(filled).stat().st_size
+    os.truncate(data_of(filled), used_bytes(data_of(filled)))
+    tier, reason = opened_anew(filled)
+    assert reason == ""
+    tier.close()
+    assert data_of(filled).stat().st_size == size
 
 
 def test_a_file_of_garbage_is_moved_aside(filled: Path) -> None:
@@ -178,7 +188,7 @@ def test_saves_go_on_while_the_index_is_rebuilt_and_the_newer_copy_wins(filled: 
 
 def test_single_flipped_bits_anywhere_in_the_index_give_no_wrong_bytes(filled: Path) -> None:
     """In a process of their own: LMDB may die of one, and then the next start must get on."""
-    bits = [int(bit) for bit in np.random.default_rng(7).integers(8 * data_of(filled).stat().st_size, size=60)]
+    bits = [int(bit) for bit in np.random.default_rng(7).integers(8 * used_bytes(data_of(filled)), size=60)]
     program = "import sys; from tests.unit.test_disk_index import visit_flipped; visit_flipped(*sys.argv[1:])"
     deaths: dict[int, int] = {}
     at = 0

@@ -5,6 +5,7 @@ anything; transactions never outlive one method. Any error of LMDB but a full di
 answers misses, moves the index aside and rebuilds it.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,13 +30,12 @@ from services.store.disk.index_record import (
     unpack_value,
     unsealed,
 )
-from services.store.disk.lmdb_file import needed_bytes
 from shared.fileio import FileIO
 
 FORMAT = b"2"
 """Raised when the meaning of a record changes; an index of another format is rebuilt."""
 
-MAP_BYTES = 64 << 20
+MAP_BYTES = 4 << 20
 MAX_MAP_BYTES = 1 << 42
 REBUILDING = b"rebuilding"
 """Small record that is there from an index's first transaction until all slots on disk have been gone through."""
@@ -57,7 +57,7 @@ class DiskIndex:
     def __init__(self, directory: Path, *, io: FileIO, map_bytes: int = MAP_BYTES) -> None:
         """Opens or creates; what can't be trusted is moved aside first. DiskUnusable, DiskFull, DiskFault.
 
-        Takes no lock of its own: its owner holds the tier's. `map_bytes` is where the map starts; it grows.
+        Takes no lock of its own: its owner holds the tier's. `map_bytes` is where the map starts; it doubles.
         """
         self.reason: str | None = None
         self.created = False
@@ -107,6 +107,7 @@ class DiskIndex:
                 )
                 self._env.reader_check()
             self._place.has_opened()
+            self._place.reach(self._env.info()["map_size"])
             self._meta = self._table(b"meta")
             found = self.get_meta(_FORMAT_KEY)
             if found != FORMAT and not self.created:
@@ -290,20 +291,9 @@ class DiskIndex:
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
-        with self._gate.shared(), self._typed():
-            env = self._alive()
-            with env.begin(write=True) as txn:
-                yield txn
-                self._io.mark("index transaction")
-            self._reach(env)
-
-    def _reach(self, env: Any) -> None:
-        """A page that was freed in its own transaction is never written, so the file may end before it; at the next
-        open that would look like a truncated file.
-        """
-        needed = needed_bytes(env.info()["last_pgno"], env.stat()["psize"])
-        if os.stat(self._place.data).st_size < needed:
-            self._place.extend(needed)
+        with self._gate.shared(), self._typed(), self._alive().begin(write=True) as txn:
+            yield txn
+            self._io.mark("index transaction")
 
     def _grow(self) -> None:
         # A sync takes as long as the device likes; to wait for it inside the gate would keep readers out as well.
@@ -311,6 +301,13 @@ class DiskIndex:
             size = self._alive().info()["map_size"]
             if size >= MAX_MAP_BYTES:
                 raise DiskFull(f"the index has reached its largest map, {size} bytes")
+            if (moved := self._place.moved()) is not None:
+                raise IndexDamaged(f"the index: {moved}")
+            try:
+                self._place.reach(2 * size)
+            except OSError as error:
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+                raise (DiskFull if full else DiskFault)(f"the index can't grow: {error.strerror}") from error
             self._alive().set_mapsize(2 * size)
 
     @contextmanager

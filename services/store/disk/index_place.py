@@ -104,8 +104,16 @@ class IndexPlace:
         """The index gave an error: whatever happens now, the next start does not open it."""
         self.write_note("opening", "damaged")
 
-    def extend(self, size: int) -> None:
-        """The data file has at least `size` bytes."""
+    def reach(self, size: int) -> None:
+        """The data file has at least `size` bytes, those of its map; new ones are a hole and take no room.
+
+        LMDB writes no page that was freed in its own transaction. Its file may so end before the last page that its
+        header names; a kill could leave that at any commit, and it looks like a truncated file. No page lies behind
+        the map, so a file of the map's size never ends too early. (To extend the file after each commit left that
+        moment open.)
+        """
+        if os.stat(self.data).st_size >= size:
+            return
         fd = self._io.open(self.data, os.O_RDWR)
         try:
             self._io.truncate(fd, size)

@@ -44,11 +44,6 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def needed_bytes(last_page: int, page_size: int) -> int:
-    """Size that a file with this last page number must have."""
-    return (last_page + 1) * page_size
-
-
 def _meta(head: bytes, at: int) -> tuple[int, int, int, tuple[int, int]] | None:
     if len(head) < at + _HEADER + _META.size:
         return None
