@@ -132,8 +132,6 @@ int32_t pd_crew_sample(pd_crew *crew, const float *logits, int64_t ld, int32_t r
 
 /* ---- attention (attention.c) ---- */
 
-enum { PD_KV_F32 = 0, PD_KV_F16 = 1, PD_KV_BF16 = 2 };
-
 /* Causal attention of a ragged step in one layer over the paged pool, see attention.c. New tokens' K and V are in the
  * pool already. Lengths of rows and of the pool's heads are in elements, strides of the pool in bytes. */
 typedef struct {
