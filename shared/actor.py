@@ -65,7 +65,7 @@ class Actor(Node):
         self.ready = False
         self.started = time.monotonic()
         self.mailbox = Mailbox(self)
-        self._stop = trio.Event()
+        self.stopping = trio.Event()
 
     async def start(self) -> None:
         """Recovers state; long work in threads. Raising one of REFUSALS stops the service with one line."""
@@ -101,7 +101,7 @@ class Actor(Node):
 
     def request_stop(self) -> None:
         """Begins the planned stop; idempotent."""
-        self._stop.set()
+        self.stopping.set()
 
     async def serve(self, *, on_ready: "trio.Event | None" = None, supervisor_fd: int = -1) -> None:
         """Runs the whole life of the actor; returns after the planned stop."""
@@ -121,7 +121,7 @@ class Actor(Node):
                     os.write(supervisor_fd, b"r")
                 if on_ready is not None:
                     on_ready.set()
-                await self._stop.wait()
+                await self.stopping.wait()
                 with trio.move_on_after(self.config.supervise.grace_s) as patience:
                     await self.drain()
                 if patience.cancelled_caught:

@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from services.store.arena.arena import ArenaCut
+from services.store.arena_watch import ArenaWatch
 from services.store.catalog.catalog import Catalog, Grant, Owner
 from services.store.catalog.entries import ON_DISK
 from services.store.catalog.leases import StagedRun
@@ -59,7 +60,6 @@ SCHEDULERS, ADMIN = frozenset({"scheduler"}), frozenset({"admin"})
 MAX_BLOCKS = 1 << 16
 """Identities in one message; more is refused."""
 
-WATCH_S = 1.0
 ARENA_CUT = 1
 """Exit code: a crash, after which the supervisor starts the next store."""
 
@@ -73,6 +73,7 @@ class Store(Actor):
     opened: Opened
     lane: DiskLane
     stager: Stager
+    watch: ArenaWatch
     books: SelfCheck
 
     async def start(self) -> None:
@@ -82,7 +83,6 @@ class Store(Actor):
         self._unproven: set[str] = set()
         """Engines whose scheduler has lost its connection, but perhaps lives."""
         self.commits = CommitLog(self.config.faults.record_commits)
-        self.arena_trouble = ""
         self.opened = await trio.to_thread.run_sync(open_store, self.places, self.config, self.faults, self.log)
         if self.opened.catalog is None or self.opened.arena is None or self.opened.recovery is None:
             return
@@ -102,7 +102,8 @@ class Store(Actor):
         self.log.info("store_recovered", **self.opened.adopted, arena=str(self.opened.arena.path))
         self.nursery.start_soon(self.stager.run)
         self.nursery.start_soon(self.lane.run)
-        self.nursery.start_soon(self._watch_arena)
+        self.watch = ArenaWatch(self.opened.arena, self.opened.catalog, self.lane, stop=self.request_stop, log=self.log)
+        self.nursery.start_soon(self.watch.run)
         self.books = SelfCheck(self.opened.catalog, self.lane, self.log)
         self.nursery.start_soon(self.books.run)
 
@@ -128,7 +129,7 @@ class Store(Actor):
             return {}
         if self.opened.catalog is None:
             return {"note": "no KV is stored: " + "; ".join(self.opened.notes or ["both tiers are off"])}
-        return snapshot(self.opened, self.lane, self.arena_trouble)
+        return snapshot(self.opened, self.lane, self.watch.trouble)
 
     def peer_down(self, peer: Peer, exit_proven: bool) -> None:
         """Only a proven exit ends leases; grants stand until the next scheduler speaks."""
@@ -154,15 +155,6 @@ class Store(Actor):
         self._slot_bytes.pop(owner, None)
         if self.opened.catalog is not None:
             self.opened.catalog.leases.release_owner(owner)
-
-    async def _watch_arena(self) -> None:
-        assert self.opened.arena is not None
-        while True:
-            await trio.sleep(WATCH_S)
-            trouble = self.opened.arena.trouble() if self.opened.arena.fd >= 0 else ""
-            if trouble and not self.arena_trouble:
-                self.log.warning("arena_trouble", reason=trouble)
-            self.arena_trouble = trouble
 
     def _arena_cut(self, error: ArenaCut) -> None:
         """Any touch of what was cut off would kill us without a word; what is on disk comes back from there."""
@@ -294,6 +286,8 @@ class Store(Actor):
             return
         entries = catalog.blocks.entries
         on_disk = [entry for entry in lease.entries if entries.flags[entry] & ON_DISK]
+        if bad and self.watch.unreachable():
+            bad = ()  # they are whole; it is the file that can't be found
         if bad:
             self.log.warning("blocks_quarantined", engine=peer.engine, blocks=len(bad))
         catalog.leases.release(message.lease, _owner(peer), bad)

@@ -83,3 +83,26 @@ async def test_o03_retractions_count_no_token_twice_and_the_ledger_adds_up_to_th
         assert data["hits"]["device"] > 0
         await settled(made)
         await reckoned(made)
+
+
+async def test_an_arena_removed_under_traffic_costs_no_request_and_a_new_worker_finds_the_next_one() -> None:
+    prompts = [prompt(number, THREE + 1) for number in range(90, 96)]
+    async with stack() as made:
+        await ask_all(made, prompts, 2)
+        made.remove_arena()
+        made.kill("worker")  # the next one has no other way to the blocks than the file's name
+        with trio.fail_after(DEADLINE_S):
+            while (made.places.incarnations / "store").read_text().strip() == "1":
+                results = await ask_all(made, prompts, 8)
+                assert [result.ids for result in results] == [oracle(ids, 8) for ids in prompts]
+        await made.wait_serving()
+        assert made.places.arena().exists()
+        await ask_all(made, prompts, 2)
+        await all_on_disk(made)
+        made.kill("worker")
+        await made.wait_serving()
+        results = await ask_all(made, prompts, 8)
+        assert [result.ids for result in results] == [oracle(ids, 8) for ids in prompts]
+        assert all(result.finish.usage.cached_tokens == THREE for result in results)  # all of it through the arena
+        assert made.log_path.read_text().count('"arena_trouble"') == 1
+        await aftermath(made)

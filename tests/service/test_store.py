@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 
+from services.store import arena_watch
 from services.store.actor import Store
 from services.store.catalog.integrity import check_integrity
 from services.store.disk.errors import IndexDamaged
@@ -706,14 +708,52 @@ async def test_o07_each_hit_belongs_to_one_tier_in_blocks_and_bytes(places: Plac
         assert host["hits"] + disk["hits"] + facts["misses"] == facts["looked_up"]
 
 
-async def test_notices_that_its_arena_was_removed(places: Places) -> None:
-    async with store(places) as one:
-        assert stat.S_IMODE(os.stat(one.opened.arena).st_mode) == 0o600
+@pytest.mark.parametrize("what", ["removed", "replaced"])
+async def test_an_arena_that_was_removed_is_left_for_a_new_one_once_all_is_on_disk(
+    places: Places, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(arena_watch, "YOUNG_S", 0.0)
+    chain = names(ROOT, 6)
+    with structlog.testing.capture_logs() as logs:
+        async with running(Store, places, config()) as actor, engine(places) as one:
+            assert stat.S_IMODE(os.stat(one.opened.arena).st_mode) == 0o600
+            places.arena().unlink()
+            if what == "replaced":
+                places.arena().write_bytes(b"somebody else's")
+            await one.save(ROOT, chain)
+            assert await one.load(chain) == (6, 0)  # whoever has it mapped is served on
+            with trio.fail_after(20):
+                await actor.stopping.wait()
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["arena_trouble"]
+    async with store(places, incarnation=2) as one:
+        assert one.opened.arena == str(places.arena())
+        assert await one.load(chain) == (0, 6)
+        assert (await one.facts())["tiers"]["host"]["state"] == "ready"
+
+
+async def test_without_a_disk_tier_a_removed_arena_serves_until_an_engine_cannot_find_it(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena_watch, "YOUNG_S", 0.0)
+    monkeypatch.setattr(arena_watch, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(arena_watch, "LOOK_S", 0.01)
+    chain = names(ROOT, 2)
+    async with running(Store, places, config(disk_bytes=0)) as actor, engine(places) as one:
+        await one.save(ROOT, chain)
         places.arena().unlink()
         facts = await one.until(lambda facts: facts["tiers"]["host"]["state"] != "ready")
         assert "removed" in facts["tiers"]["host"]["reason"]
-        await one.save(ROOT, names(ROOT, 2))
-        assert await one.load(names(ROOT, 2)) == (2, 0)
+        for _ in range(20):
+            assert await one.load(chain) == (2, 0)
+        assert not actor.stopping.is_set()
+        assert await one.load(chain, bad=(0, 1)) == (2, 0)  # what a worker says that has not mapped it
+        with trio.fail_after(20):
+            await actor.stopping.wait()
+        assert actor.opened.catalog is not None
+        assert actor.opened.catalog.statistics().counters.quarantined == 0
+    async with store(places, config(disk_bytes=0), incarnation=2) as one:
+        await one.save(ROOT, chain)
+        assert await one.load(chain) == (2, 0)
 
 
 async def test_a_lost_index_is_rebuilt_from_the_footers_while_serving(places: Places) -> None:

@@ -84,8 +84,8 @@ class Arena:
         mine = os.fstat(self.fd)
         if named is None or (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
             return (
-                f"{self.path} was removed by somebody (logind's RemoveIPC, a cleaner): its blocks end with this store; "
-                "`perdure restart store` makes a new one"
+                f"{self.path} was removed by somebody (logind's RemoveIPC, a cleaner): the next store makes a new one; "
+                "this one ends when its blocks are on disk, or a worker needs them that can't find the file"
             )
         return ""
 
