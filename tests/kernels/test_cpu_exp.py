@@ -14,6 +14,8 @@ Floats = NDArray[np.float32]
 
 LEAST, GREATEST = np.float32(-87.3365), np.float32(88.376)
 """Ends of the range where the result is a normal float by the polynomial, as exact_exp.h says."""
+VANISHES = np.float32(-87.68313)
+"""From here down it is 0, above it a subnormal float at least."""
 
 
 @pytest.fixture(params=library.supported())
@@ -58,15 +60,22 @@ def test_hardest_arguments_halfway_between_powers_of_two(cpu: Any) -> None:
 
 def test_ends_and_special_values_follow_the_stated_rule(cpu: Any) -> None:
     inf = np.float32(np.inf)
-    below, above = np.nextafter(LEAST, -inf), np.nextafter(GREATEST, inf)
-    x = np.array([0.0, -0.0, below, -88, -1e30, -inf, above, 1e30, inf], dtype=np.float32)
-    assert exp(cpu.pd_exp_vector, x).tolist() == [1, 1, 0, 0, 0, 0, inf, inf, inf]
-    ends = exp(cpu.pd_exp_vector, np.array([LEAST, GREATEST]))
-    assert ends[0] >= np.finfo(np.float32).tiny
-    assert np.isfinite(ends[1])
+    x = np.array([0.0, -0.0, VANISHES, -88, -1e30, -inf, 88.3763, 1e30, inf], dtype=np.float32)
+    for function in (cpu.pd_exp_vector, cpu.pd_exp_each):
+        assert exp(function, x).tolist() == [1, 1, 0, 0, 0, 0, inf, inf, inf]
+    assert exp(cpu.pd_exp_vector_falling, x[:6]).tolist() == [1, 1, 0, 0, 0, 0]
+    assert np.isfinite(exp(cpu.pd_exp_vector, np.array([GREATEST])))
     payloads = np.array([0x7FC00000, 0xFFC00000, 0x7FC00001, 0x7F800001, 0x7FFFFFFF], dtype=np.uint32)
     for function in (cpu.pd_exp_vector, cpu.pd_exp_vector_falling, cpu.pd_exp_each):
         assert np.isnan(exp(function, payloads.view(np.float32))).all()
+
+
+def test_subnormal_results_are_rounded_not_flushed(cpu: Any) -> None:
+    x = -floats_between(0, -VANISHES, 13)
+    x = x[(x < LEAST) & (x > VANISHES)]
+    result, exact = exp(cpu.pd_exp_vector, x), np.exp(x.astype(np.float64))
+    assert ((result > 0) & (result < np.finfo(np.float32).tiny)).mean() > 0.99
+    assert (np.abs(result - exact) <= np.finfo(np.float32).smallest_subnormal).all()
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=40))

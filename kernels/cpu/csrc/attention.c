@@ -31,6 +31,7 @@ struct work {
     float *top, *scale; /* [rows + 16] of this tile */
     float *k, *v;       /* unpacked tile: strips of [dim][16] and of [PD_TILE][16] */
     int32_t *seen;      /* [rows] positions that a row sees: all before this one */
+    struct job after;   /* what comes after this job */
 };
 
 static int64_t element_bytes(const pd_attention *a) { return a->dtype == PD_KV_F32 ? 4 : 2; }
@@ -41,7 +42,8 @@ static struct partial partial_at(const pd_attention *a, float *at) {
 
 int64_t pd_work_floats(const pd_attention *a) {
     int64_t rows = pd_most_rows(a);
-    return 2 * pd_partial_floats(a) + rows * (a->dim + PD_TILE) + 2 * (rows + 16) + 2 * PD_TILE * (int64_t)a->dim + rows;
+    int64_t tile = 2 * PD_TILE * (int64_t)a->dim;
+    return 2 * pd_partial_floats(a) + rows * (a->dim + PD_TILE) + tile + 2 * (rows + 16) + rows;
 }
 
 static struct work work_at(const pd_attention *a, float *at) {
@@ -78,71 +80,71 @@ struct tile {
     int64_t k_strips[PD_STRIPS], v_strips[PD_MOST_DIM / 16];
 };
 
-/* The tile of positions [from, from + positions) where it lies in the pool. */
+/* The tile of positions [from, from + positions) where it lies in the pool; what is missing of a whole tile points to
+ * its last strip, for those who ask for memory ahead. */
 static void find_tile(const pd_attention *a, struct job j, int64_t from, int32_t positions, struct tile *t) {
     const int64_t size = element_bytes(a), tokens = a->block_tokens, head = a->dim * tokens * size;
     const int32_t *blocks = a->blocks + a->table[j.span], run = tokens < PD_TILE ? (int32_t)tokens : PD_TILE;
     const char *k = (const char *)a->pool + a->layer_offset + j.head * head, *v = k + a->kv_heads * head;
-    for (int32_t p = 0; p < positions; p += 16) {
-        int64_t block = blocks[(from + p) / tokens] * a->block_bytes, slot = (from + p) % tokens;
+    for (int32_t p = 0; p < PD_TILE; p += 16) {
+        int64_t at = from + (p < positions ? p : (positions - 1) / 16 * 16);
+        int64_t block = blocks[at / tokens] * a->block_bytes, slot = at % tokens;
         const char *strip = k + block + slot * size;
         if (p == 0) t->k_runs[0] = strip;
         t->k_strips[p / 16] = strip - t->k_runs[0];
         if (p % run == 0) t->v_runs[p / run] = v + block + slot * a->dim * size;
     }
     for (int32_t s = 0; s < a->dim / 16; s++) t->v_strips[s] = 16 * s * size;
-    t->k = (struct panel){t->k_runs, t->k_strips, tokens * size, a->dim, a->dtype};
-    t->v = (struct panel){t->v_runs, t->v_strips, a->dim * size, run, a->dtype};
+    t->k = (struct panel){t->k_runs, t->k_strips, &t->k, tokens * size, a->dim, a->dtype};
+    t->v = (struct panel){t->v_runs, t->v_strips, &t->v, a->dim * size, run, a->dtype};
 }
 
-PD_INLINE void unpack_as(const int dtype, const struct panel *from, int32_t strips, int32_t steps, float *to,
+PD_INLINE void unpack_as(const int kind, const struct panel *from, int32_t strips, int32_t steps, float *to,
                          int32_t strip_steps) {
-    for (int32_t k = 0; k < steps; k++) {
-        const char *p = from->runs[k / from->run] + k % from->run * from->step;
-        for (int32_t s = 0; s < strips; s++)
-            v16_store(to + (s * strip_steps + k) * 16, load_as(dtype, p + from->strips[s]));
+    const char *const *runs = from->runs, *const *next_runs = from->next->runs;
+    for (int32_t left = steps; left > 0; left -= from->run) {
+        const char *p = *runs++, *q = *next_runs++;
+        for (int32_t k = 0; k < from->run && k < left; k++, p += from->step, q += from->step, to += 16)
+            for (int32_t s = 0; s < strips; s++) {
+                pd_prefetch(q + from->next->strips[s]);
+                v16_store(to + s * strip_steps * 16, load_as(kind, p + from->strips[s]));
+            }
     }
 }
 
 /* The panel's numbers as fp32, each strip's steps one after another, and the panel that says so. */
 static void unpack(struct panel *panel, const char **run, int64_t *strip_at, int32_t strips, int32_t steps, float *to,
                    int32_t strip_steps) {
-    if (panel->dtype == PD_KV_F16) unpack_as(PD_KV_F16, panel, strips, steps, to, strip_steps);
+    if (panel->kind == PD_KV_F16) unpack_as(PD_KV_F16, panel, strips, steps, to, strip_steps);
     else unpack_as(PD_KV_BF16, panel, strips, steps, to, strip_steps);
     *run = (const char *)to;
     for (int32_t s = 0; s < strips; s++) strip_at[s] = s * strip_steps * 16 * (int64_t)sizeof(float);
-    *panel = (struct panel){panel->runs, strip_at, 16 * sizeof(float), strip_steps, PD_KV_F32};
+    *panel = (struct panel){panel->runs, strip_at, panel->next, 16 * sizeof(float), strip_steps, PD_UNPACKED};
 }
 
-/* Scores to weights for rows [row, end) of the tile at `from`; their sums and maxima go on, their values are scaled. */
-static void weigh(struct work *w, int32_t dim, int32_t row, int32_t end, int64_t from) {
-    const v16 never = v16_set(-__builtin_inff());
-    for (int32_t r = row; r < end; r++) {
-        float *s = w->weights + r * PD_TILE;
-        int32_t sees = w->seen[r] - from < PD_TILE ? (int32_t)(w->seen[r] - from) : PD_TILE;
-        int32_t last = (sees - 1) / 16;
-        if (sees % 16) v16_store(s + 16 * last, v16_select(m16_first(sees % 16), v16_load(s + 16 * last), never));
-        v16 top = v16_load(s);
-        for (int32_t i = 1; i <= last; i++) top = v16_max(top, v16_load(s + 16 * i));
-        float now = v16_top(top);
-        w->top[r] = now > w->now.top[r] ? now : w->now.top[r];
+/* Highest score of a row that sees `sees` of the tile; scores of positions that it does not see become -inf, up to a
+ * whole strip. */
+PD_INLINE float highest(float *scores, const int strips, int32_t sees) {
+    if (sees % 16) {
+        float *last = scores + 16 * (strips - 1);
+        v16_store(last, v16_select(m16_first(sees % 16), v16_load(last), v16_set(-__builtin_inff())));
     }
-    for (int32_t r = row; r < end; r += 16)
-        v16_store(w->scale + r, v16_exp_falling(v16_sub(v16_load(w->now.top + r), v16_load(w->top + r))));
-    for (int32_t r = row; r < end; r++) {
-        float *s = w->weights + r * PD_TILE, *o = w->now.out + (int64_t)r * dim;
-        v16 top = v16_set(w->top[r]), sum = v16_zero();
-        for (int32_t i = 0; i < PD_STRIPS && from + 16 * i < w->seen[r]; i++) {
-            v16 weight = v16_exp_falling(v16_sub(v16_load(s + 16 * i), top));
-            v16_store(s + 16 * i, weight);
-            sum = v16_add(sum, weight);
-        }
-        w->now.top[r] = w->top[r];
-        w->now.sum[r] = __builtin_fmaf(w->now.sum[r], w->scale[r], v16_sum(sum));
-        if (w->scale[r] == 1.0f) continue; /* the bits would stay */
-        v16 scale = v16_set(w->scale[r]);
-        for (int32_t i = 0; i < dim; i += 16) v16_store(o + i, v16_mul(v16_load(o + i), scale));
+    v16 top = v16_load(scores);
+#pragma GCC unroll 4
+    for (int i = 1; i < strips; i++) top = v16_max(v16_load(scores + 16 * i), top);
+    return v16_top(top);
+}
+
+/* Scores become weights; their sum. */
+PD_INLINE float weigh(float *scores, const int strips, float top) {
+    v16 sum = v16_zero();
+#pragma GCC unroll 4
+    for (int i = 0; i < strips; i++) {
+        v16 weight = v16_exp_falling(v16_sub(v16_load(scores + 16 * i), v16_set(top)));
+        v16_store(scores + 16 * i, weight);
+        sum = i ? v16_add(sum, weight) : weight;
     }
+    return v16_sum(sum);
 }
 
 static int32_t seen_here(const struct work *w, int32_t row, int64_t from) {
@@ -150,10 +152,49 @@ static int32_t seen_here(const struct work *w, int32_t row, int64_t from) {
     return seen < PD_TILE ? (int32_t)seen : PD_TILE;
 }
 
+/* Scores of rows [row, end) in the tile at `from` become weights; maxima and sums go on, values so far are scaled. */
+static void take_weights(struct work *w, int32_t dim, int32_t row, int32_t end, int64_t from) {
+    for (int32_t r = row; r < end; r++) {
+        float *s = w->weights + r * PD_TILE, now;
+        int32_t sees = seen_here(w, r, from);
+        switch ((sees + 15) / 16) {
+        case 1: now = highest(s, 1, sees); break;
+        case 2: now = highest(s, 2, sees); break;
+        case 3: now = highest(s, 3, sees); break;
+        default: now = highest(s, 4, sees);
+        }
+        w->top[r] = now > w->now.top[r] ? now : w->now.top[r];
+    }
+    for (int32_t r = row; r < end; r += 16)
+        v16_store(w->scale + r, v16_exp_falling(v16_sub(v16_load(w->now.top + r), v16_load(w->top + r))));
+    for (int32_t r = row; r < end; r++) {
+        float *s = w->weights + r * PD_TILE, *o = w->now.out + (int64_t)r * dim, top = w->top[r], sum;
+        switch ((seen_here(w, r, from) + 15) / 16) {
+        case 1: sum = weigh(s, 1, top); break;
+        case 2: sum = weigh(s, 2, top); break;
+        case 3: sum = weigh(s, 3, top); break;
+        default: sum = weigh(s, 4, top);
+        }
+        w->now.top[r] = top;
+        w->now.sum[r] = __builtin_fmaf(w->now.sum[r], w->scale[r], sum);
+        if (w->scale[r] == 1.0f) continue; /* the bits would stay */
+        v16 scale = v16_set(w->scale[r]);
+        for (int32_t i = 0; i < dim; i += 16) v16_store(o + i, v16_mul(v16_load(o + i), scale));
+    }
+}
+
 /* The next rows whose chains run side by side: of n, an even share that fits. */
 static int32_t share(int32_t n) {
     int32_t shares = (n + PD_CHAIN_ROWS - 1) / PD_CHAIN_ROWS;
     return (n + shares - 1) / shares;
+}
+
+/* Rows from `row` on that see as much of the tile as this one. */
+static int32_t alike(const struct work *w, int32_t row, int32_t end, int64_t from) {
+    int32_t sees = seen_here(w, row, from), next = row + 1;
+    if (sees == PD_TILE) return end - row; /* later rows see no less */
+    while (next < end && seen_here(w, next, from) == sees) next++;
+    return next - row;
 }
 
 /* Rows [row, end), which all see some of the tile at `from`. */
@@ -163,12 +204,11 @@ static void attend_tile(const struct tile *t, struct work *w, int32_t dim, int32
         int32_t strips = (seen_here(w, r + n - 1, from) + 15) / 16;
         multiply(w->q + (int64_t)r * dim, dim, n, &t->k, strips, dim, 1, w->weights + r * PD_TILE, PD_TILE);
     }
-    weigh(w, dim, row, end, from);
+    take_weights(w, dim, row, end, from);
     for (int32_t r = row, n; r < end; r += n) {
-        int32_t sees = seen_here(w, r, from), same = 1;
-        while (r + same < end && seen_here(w, r + same, from) == sees) same++;
-        n = share(same);
-        multiply(w->weights + r * PD_TILE, PD_TILE, n, &t->v, dim / 16, sees, 0, w->now.out + (int64_t)r * dim, dim);
+        n = share(alike(w, r, end, from));
+        multiply(w->weights + r * PD_TILE, PD_TILE, n, &t->v, dim / 16, seen_here(w, r, from), 0,
+                 w->now.out + (int64_t)r * dim, dim);
     }
 }
 
@@ -177,6 +217,19 @@ static int32_t first_seeing(const struct work *w, int32_t rows, int64_t from) {
     int32_t row = 0;
     while (row < rows && w->seen[row] <= from) row++;
     return row;
+}
+
+/* Positions of the tile at `from` in a sequence that ends at `end`. */
+static int32_t positions_from(int64_t end, int64_t from) {
+    return end - from < PD_TILE ? (int32_t)(end - from) : PD_TILE;
+}
+
+/* The tile that is read next: this job's at `from`, else the first of the job after it, else this job's first again. */
+static void find_next(const pd_attention *a, struct job j, int64_t from, int64_t end, struct job after,
+                      struct tile *t) {
+    if (from < end) find_tile(a, j, from, positions_from(end, from), t);
+    else if (after.span < a->spans) find_tile(a, after, 0, positions_from(pd_job_end(a, after), 0), t);
+    else find_tile(a, j, 0, positions_from(end, 0), t);
 }
 
 /* One partial of a job into w->now. */
@@ -189,15 +242,21 @@ static void attend(const pd_attention *a, struct job j, int32_t partial, int32_t
         v16_store(w->now.sum + r, v16_zero());
     }
     memset(w->now.out, 0, (size_t)rows * (size_t)dim * sizeof(float));
+    struct tile tiles[2], *tile = tiles, *next = tiles + 1;
+    find_tile(a, j, begin, positions_from(job_end, begin), tile);
     for (int64_t from = begin; from < end; from += PD_TILE) {
-        int32_t row = first_seeing(w, rows, from), positions = seen_here(w, rows - 1, from);
-        struct tile t;
-        find_tile(a, j, from, positions, &t);
+        int32_t row = first_seeing(w, rows, from), positions = positions_from(job_end, from);
+        find_next(a, j, from + PD_TILE, job_end, w->after, next);
+        tile->k.next = &next->k;
+        tile->v.next = &next->v;
         if (rows - row > PD_CHAIN_ROWS && a->dtype != PD_KV_F32) {
-            unpack(&t.k, t.k_runs, t.k_strips, (positions + 15) / 16, dim, w->k, dim);
-            unpack(&t.v, t.v_runs, t.v_strips, dim / 16, positions, w->v, PD_TILE);
+            unpack(&tile->k, tile->k_runs, tile->k_strips, (positions + 15) / 16, dim, w->k, dim);
+            unpack(&tile->v, tile->v_runs, tile->v_strips, dim / 16, positions, w->v, PD_TILE);
         }
-        attend_tile(&t, w, dim, row, rows, from);
+        attend_tile(tile, w, dim, row, rows, from);
+        struct tile *done = tile;
+        tile = next;
+        next = done;
     }
 }
 
@@ -262,15 +321,13 @@ void pd_attention_run(const pd_attention *a, void *scratch, int32_t part) {
     const struct plan plan = pd_plan_in(a, scratch, ((const struct plan_head *)scratch)->parts);
     const struct cut from = plan.cuts[part], to = plan.cuts[part + 1];
     struct work w = work_at(a, plan.work + part * pd_work_floats(a));
-    for (struct job j = from.job; j.span < a->spans; j.span++, j.head = 0)
-        for (; j.head < a->kv_heads; j.head++, j.tile = 0)
-            for (; j.tile < pd_tiles(a, j.span); j.tile++) {
-                int32_t all = pd_job_partials(a, j), begin = is_same(j, from.job) ? from.partial : 0;
-                int32_t last = is_same(j, to.job), end = last ? to.partial : all;
-                int32_t slot = begin > 0 ? from.slot : to.slot;
-                if (end - begin == all) whole_job(a, j, w);
-                else if (begin < end)
-                    shared_job(a, j, begin, end, w, plan.partials + slot * plan.head->slot_floats, &plan.done[slot]);
-                if (last) return;
-            }
+    for (struct job j = from.job; j.span < a->spans; j = w.after) {
+        int32_t all = pd_job_partials(a, j), begin = is_same(j, from.job) ? from.partial : 0;
+        int32_t last = is_same(j, to.job), end = last ? to.partial : all, slot = begin > 0 ? from.slot : to.slot;
+        w.after = pd_next_job(a, j);
+        if (end - begin == all) whole_job(a, j, w);
+        else if (begin < end)
+            shared_job(a, j, begin, end, w, plan.partials + slot * plan.head->slot_floats, &plan.done[slot]);
+        if (last) return;
+    }
 }

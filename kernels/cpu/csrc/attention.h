@@ -1,10 +1,10 @@
 /* How one step's attention is divided; shared by attention_plan.c and attention.c.
  *
- * A job is one KV head of a span and a tile of its tokens, all q heads of that KV head with them; a piece is one partial
- * (512 absolute positions) of a job. All pieces stand in one line, span by span, head by head, tile by tile, and each
- * part takes a run of about equal cost. A job whose pieces fall to one part is folded there; one that is cut leaves its
- * partials in scratch, and the part that completes it folds them. Where the cuts lie changes no bit: partials end at
- * absolute positions and are always folded left to right. */
+ * A job is one KV head of a span and a tile of its tokens, all q heads of that KV head with them; a piece is one
+ * partial (512 absolute positions) of a job. All pieces stand in one line, span by span, head by head, tile by tile,
+ * and each part takes a run of about equal cost. A job whose pieces fall to one part is folded there; one that is cut
+ * leaves its partials in scratch, and the part that completes it folds them. Where the cuts lie changes no bit:
+ * partials end at absolute positions and are always folded left to right. */
 #pragma once
 #include <stdatomic.h>
 #include "perdure_cpu.h"
@@ -47,6 +47,17 @@ static inline int32_t pd_tile_tokens(const pd_attention *a) {
 
 static inline int32_t pd_tiles(const pd_attention *a, int32_t span) {
     return (a->count[span] + pd_tile_tokens(a) - 1) / pd_tile_tokens(a);
+}
+
+/* The line of all jobs; its end has span == a->spans. */
+static inline struct job pd_first_job(const pd_attention *a, int32_t span) {
+    while (span < a->spans && a->count[span] == 0) span++;
+    return (struct job){span, 0, 0};
+}
+static inline struct job pd_next_job(const pd_attention *a, struct job j) {
+    if (++j.tile < pd_tiles(a, j.span)) return j;
+    if (++j.head < a->kv_heads) return (struct job){j.span, j.head, 0};
+    return pd_first_job(a, j.span + 1);
 }
 
 /* Tokens of this tile, and the position after its last. */

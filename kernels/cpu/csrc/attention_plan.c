@@ -15,13 +15,6 @@ static int64_t job_cost(const pd_attention *a, struct job j) {
     return (end - last) / PD_PARTIAL * piece_cost(rows, PD_PARTIAL) + piece_cost(rows, last);
 }
 
-static int64_t step_cost(const pd_attention *a) {
-    int64_t cost = 0;
-    for (struct job j = {0, 0, 0}; j.span < a->spans; j.span++, j.tile = 0)
-        for (; j.tile < pd_tiles(a, j.span); j.tile++) cost += job_cost(a, j) * a->kv_heads;
-    return cost;
-}
-
 /* The first cuts that lie in this job, which begins `before`, are set; returns the next one that does not. */
 static int32_t set_cuts(const pd_attention *a, const struct plan *plan, int32_t parts, struct job j, int32_t next,
                         int64_t before, int64_t total) {
@@ -62,20 +55,19 @@ int64_t pd_attention_scratch(const pd_attention *a, int64_t longest, int32_t par
 
 void pd_attention_plan(const pd_attention *a, void *scratch, int32_t parts) {
     struct plan plan = pd_plan_in(a, scratch, parts);
-    int64_t before = 0, total = step_cost(a), longest = 0;
+    int64_t before = 0, total = 0, longest = 0;
     int32_t next = 1;
-    plan.cuts[0] = (struct cut){{0, 0, 0}, 0, -1};
-    for (struct job j = {0, 0, 0}; j.span < a->spans; j.span++) {
-        int64_t end = (int64_t)a->start[j.span] + a->count[j.span];
-        longest = end > longest ? end : longest;
-        for (j.head = 0; j.head < a->kv_heads; j.head++)
-            for (j.tile = 0; j.tile < pd_tiles(a, j.span); j.tile++) {
-                next = set_cuts(a, &plan, parts, j, next, before, total);
-                before += job_cost(a, j);
-            }
-        j.head = j.tile = 0;
+    const struct job first = pd_first_job(a, 0), end = {a->spans, 0, 0};
+    for (struct job j = first; j.span < a->spans; j = pd_next_job(a, j)) {
+        total += job_cost(a, j);
+        longest = pd_job_end(a, j) > longest ? pd_job_end(a, j) : longest;
     }
-    for (; next <= parts; next++) plan.cuts[next] = (struct cut){{a->spans, 0, 0}, 0, -1};
+    plan.cuts[0] = (struct cut){first, 0, -1};
+    for (struct job j = first; j.span < a->spans; j = pd_next_job(a, j)) {
+        next = set_cuts(a, &plan, parts, j, next, before, total);
+        before += job_cost(a, j);
+    }
+    for (; next <= parts; next++) plan.cuts[next] = (struct cut){end, 0, -1};
     for (int32_t part = 0; part < parts; part++) atomic_init(&plan.done[part], 0);
     *plan.head = (struct plan_head){parts, slot_floats(a, longest)};
 }
