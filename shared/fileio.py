@@ -85,3 +85,13 @@ class FileIO:
         """(bytes that we may still use, bytes in all) of the file system."""
         facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+
+
+def write_all(io: FileIO, fd: int, data: bytes) -> None:
+    """Normally one write; goes on after a short one. OSError of the kernel, with part of it written perhaps."""
+    view = memoryview(data)
+    while view:
+        taken = io.write(fd, view)
+        if taken <= 0:
+            raise OSError(errno.ENOSPC, "the write made no progress")
+        view = view[taken:]

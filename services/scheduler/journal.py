@@ -28,10 +28,9 @@ from services.scheduler.journal_segment import (
     segment_numbers,
     segment_path,
     unpack_header,
-    write_all,
 )
 from services.scheduler.records import AnyRecord
-from shared.fileio import FileIO
+from shared.fileio import FileIO, write_all
 from shared.framing import HEADER_BYTES as FRAME_HEADER_BYTES
 from shared.framing import frame, read_frames
 from shared.paths import private_dir

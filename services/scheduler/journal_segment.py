@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import crc32c
 
-from shared.fileio import FileIO
-
 FORMAT = 1
 """Raised when records or frames change meaning; a journal of another format is refused by name."""
 
@@ -50,13 +48,3 @@ def unpack_header(data: bytes) -> Header | None:
     if not data.startswith(_MAGIC) or crc != crc32c.crc32c(fields).to_bytes(4, "little"):
         return None
     return Header(*_HEADER.unpack(fields)[1:])
-
-
-def write_all(io: FileIO, fd: int, data: bytes) -> None:
-    """Normally one write; goes on after a short one. OSError of the kernel, with part of it written perhaps."""
-    view = memoryview(data)
-    while view:
-        taken = io.write(fd, view)
-        if taken <= 0:
-            raise OSError(28, "the write made no progress")
-        view = view[taken:]

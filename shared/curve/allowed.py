@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from shared.config import ConfigError
-from shared.curve.keys import KeyFileError, is_key, read_private
+from shared.curve.keys import KeyFileError, is_key, read_private, write_part
+from shared.fileio import FileIO
 from shared.identity import LOCAL
 from shared.paths import PlaceError, private_dir
 
@@ -78,22 +79,14 @@ def read_allowed(path: Path) -> tuple[AllowedKey, ...]:
     return found.keys
 
 
-def write_allowed(path: Path, keys: tuple[AllowedKey, ...]) -> None:
+def write_allowed(path: Path, keys: tuple[AllowedKey, ...], io: FileIO | None = None) -> None:
     """Replaces the list, at once and durably; callers hold `changing`."""
     if len(keys) > MAX_KEYS:
         raise ConfigError(f"{len(keys):,} client keys; at most {MAX_KEYS:,} are kept, remove old ones")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "wb") as out:
-        out.write(msgspec.json.format(msgspec.json.encode(_File(keys=keys))) + b"\n")
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    io = io or FileIO()
+    part = write_part(path, msgspec.json.format(msgspec.json.encode(_File(keys=keys))) + b"\n", io)
+    io.rename(part, path)
+    io.sync_dir(path.parent)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 Keys are Z85 text of 40 characters, as ZeroMQ writes them. Files are 0600, and refused when others could read them.
 """
 
+import glob
 import os
 import stat
 import struct
@@ -15,6 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from shared.config import ConfigError
+from shared.fileio import FileIO, write_all
 
 MAX_FILE = 1 << 20
 """Bytes; no file of keys is larger."""
@@ -87,18 +89,37 @@ def read_private(path: Path, what: str) -> bytes:
         return file.read(MAX_FILE)
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """A new file, 0600, whole or not at all; FileExistsError when something is there."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def write_new(path: Path, data: bytes, io: FileIO | None = None) -> None:
+    """A new file, 0600, whole and durable or not at all; FileExistsError when something is there."""
+    io = io or FileIO()
+    part = write_part(path, data, io)
     try:
-        with os.fdopen(fd, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.link(part, path)
+        io.link(part, path)
+        io.sync_dir(path.parent)
     finally:
-        part.unlink()
+        io.unlink(part)
+
+
+def write_part(path: Path, data: bytes, io: FileIO) -> Path:
+    """The content of a file, durable and 0600, under a name of its own; callers give it the name `path`."""
+    _sweep_parts(path, io)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    fd = io.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        write_all(io, fd, data)
+        io.fdatasync(fd)
+    except OSError:
+        io.unlink(part)
+        raise
+    finally:
+        io.close(fd)
+    return part
+
+
+def _sweep_parts(path: Path, io: FileIO) -> None:
+    """What dead writers of `path` left behind goes: it may hold a secret."""
+    for left in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*.part"):
+        io.unlink(left)
 
 
 def load_server_key(path: Path) -> KeyPair:
@@ -113,14 +134,14 @@ def load_server_key(path: Path) -> KeyPair:
     return pair
 
 
-def load_or_create_server_key(path: Path) -> KeyPair:
-    """The key pair of this home, made once; of two makers at once the first wins, and both read its key."""
-    try:
-        return load_server_key(path)
-    except FileNotFoundError:
-        pass
-    with suppress(FileExistsError):
-        write_new(path, msgspec.json.encode(new_pair()) + b"\n")
+def load_or_create_server_key(path: Path, io: FileIO | None = None) -> KeyPair:
+    """The key pair of this home, made once; callers hold `changing`, so that a part file is a dead maker's."""
+    io = io or FileIO()
+    if path.exists():
+        _sweep_parts(path, io)
+    else:
+        with suppress(FileExistsError):
+            write_new(path, msgspec.json.encode(new_pair()) + b"\n", io)
     return load_server_key(path)
 
 

@@ -1,5 +1,7 @@
 """What is written once or seldom dies at every step too: keys, counters, an arena's making, a fetched model."""
 
+import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -8,16 +10,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ops.models.download import _extract
 from ops.models.registry import KnownModel
 from ops.supervise.incarnation import next_incarnation
 from services.store.arena.arena import open_arena
+from shared.curve.allowed import AllowedKey, read_allowed, write_allowed
+from shared.curve.keys import (
+    ClientKey,
+    load_client_key,
+    load_or_create_server_key,
+    load_server_key,
+    new_pair,
+    write_new,
+)
 from shared.identity import load_or_create_key
 from tests.durable_io import Died, DurableIO
 
 WANTED = 256 << 10
+PAIR, SERVER = new_pair(), new_pair()
+CLIENT = ClientKey(user="ada", public=PAIR.public, secret=PAIR.secret, server=SERVER.public)
+LIST = (AllowedKey("ada", PAIR.public, "then"), AllowedKey("bob", SERVER.public, "then"))
 
 
 def make_key(home: Path, io: DurableIO) -> Any:
@@ -42,8 +57,26 @@ def replace_arena(home: Path, io: DurableIO) -> Any:
     return make_arena(home, io)
 
 
+def make_server_key(home: Path, io: DurableIO) -> Any:
+    return load_or_create_server_key(home / "server.key", io)
+
+
+def make_credential(home: Path, io: DurableIO) -> Any:
+    """A client's file; who finds it there already leaves it alone."""
+    with contextlib.suppress(FileExistsError):
+        write_new(home / "ada.key", msgspec.json.encode(CLIENT), io)
+    return load_client_key(home / "ada.key")
+
+
+def write_list(home: Path, io: DurableIO) -> Any:
+    write_allowed(home / "allowed.json", LIST, io)
+    return read_allowed(home / "allowed.json")
+
+
 @pytest.mark.parametrize("ending", ["killed", "torn", "power lost"])
-@pytest.mark.parametrize("action", [make_key, raise_counter, make_arena, replace_arena])
+@pytest.mark.parametrize(
+    "action", [make_key, raise_counter, make_arena, replace_arena, make_server_key, make_credential, write_list]
+)
 def test_dying_at_every_step_leaves_nothing_half(
     tmp_path: Path, action: Callable[[Path, DurableIO], Any], ending: str
 ) -> None:
@@ -65,6 +98,49 @@ def test_dying_at_every_step_leaves_nothing_half(
         second = action(home, DurableIO())
         assert second == (first + 1 if action is raise_counter else first)
         assert not list(home.glob("*.part"))
+
+
+@pytest.mark.parametrize("ending", ["killed", "torn", "power lost"])
+def test_a_list_of_keys_is_the_old_one_or_the_new_one_whatever_its_change_dies_of(tmp_path: Path, ending: str) -> None:
+    """A removed key that came back, or a key that was lost, would be a hole or a locked door."""
+    path = tmp_path / "allowed.json"
+    write_allowed(path, LIST)
+    counting = DurableIO()
+    write_allowed(path, LIST[:1], counting)
+    assert {"create", "write", "fdatasync", "rename", "sync_dir"} <= set(counting.steps)
+    for step in range(1, len(counting.steps) + 1):
+        write_allowed(path, LIST)
+        io = DurableIO(die_at=step, torn=ending != "killed")
+        with pytest.raises(Died):
+            write_allowed(path, LIST[:1], io)
+        if ending == "power lost":
+            io.lose_power(random.Random(step))
+        assert read_allowed(path) in (LIST, LIST[:1])
+
+
+def test_a_list_that_was_written_is_there_after_a_power_loss(tmp_path: Path) -> None:
+    path = tmp_path / "allowed.json"
+    write_allowed(path, LIST)
+    io = DurableIO()
+    write_allowed(path, LIST[:1], io)
+    io.lose_power(random.Random(1))
+    assert read_allowed(path) == LIST[:1]
+
+
+def test_a_server_key_that_clients_were_given_is_there_after_a_power_loss(tmp_path: Path) -> None:
+    for seed in range(8):
+        path, io = tmp_path / f"{seed}.key", DurableIO()
+        pair = load_or_create_server_key(path, io)
+        io.lose_power(random.Random(seed))
+        assert load_server_key(path) == pair
+
+
+def test_what_fails_while_a_key_is_written_leaves_no_secret_behind(tmp_path: Path) -> None:
+    io = DurableIO()
+    io.fail = {"write": OSError(errno.ENOSPC, "full")}
+    with pytest.raises(OSError, match="full"):
+        write_new(tmp_path / "ada.key", b"secret", io)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_counter_never_gives_a_number_twice_whatever_it_dies_of(tmp_path: Path) -> None:
