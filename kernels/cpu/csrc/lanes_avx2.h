@@ -75,6 +75,22 @@ PD_INLINE v16 v16_load_i8(const int8_t *p) {
     return PD_V16(_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi));
 }
 
+/* Eight 4-bit numbers 0..15 in each lane; the i-th as a float, times n16_unit(i): masked where it stands, since shifts
+ * keep a multiplier busy here. */
+typedef struct {
+    __m256i lo, hi;
+} n16;
+PD_INLINE n16 n16_load(const uint32_t *p) {
+    return (n16){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8))};
+}
+enum { N16_UNITS = 4 }; /* the units of i and i + N16_UNITS are equal */
+PD_INLINE float n16_unit(int i) { return (float)(1 << 4 * (i & 3)); }
+PD_INLINE __m256 pd_nibble8(__m256i q, int i) {
+    __m256i near = i < 4 ? q : _mm256_srli_epi32(q, 16);
+    return _mm256_cvtepi32_ps(_mm256_and_si256(near, _mm256_set1_epi32(15 << 4 * (i & 3))));
+}
+PD_INLINE v16 n16_pick(n16 q, int i) { return PD_V16(pd_nibble8(q.lo, i), pd_nibble8(q.hi, i)); }
+
 #define PD_BINARY(name, op) \
     PD_INLINE v16 name(v16 a, v16 b) { return PD_V16(op(a.lo, b.lo), op(a.hi, b.hi)); }
 PD_BINARY(v16_add, _mm256_add_ps)

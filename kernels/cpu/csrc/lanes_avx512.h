@@ -42,6 +42,16 @@ PD_INLINE v16 v16_load_i8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
+/* Eight 4-bit numbers 0..15 in each lane; the i-th as a float, times n16_unit(i). The permute reads 4 bits alone. */
+typedef __m512i n16;
+PD_INLINE n16 n16_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
+enum { N16_UNITS = 1 }; /* the units of i and i + N16_UNITS are equal */
+PD_INLINE float n16_unit(int i) { return (void)i, 1.0f; }
+PD_INLINE v16 n16_pick(n16 q, int i) {
+    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(q, (unsigned)(4 * i)), table);
+}
+
 PD_INLINE v16 v16_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
 PD_INLINE v16 v16_sub(v16 a, v16 b) { return _mm512_sub_ps(a, b); }
 PD_INLINE v16 v16_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }

@@ -78,6 +78,23 @@ PD_INLINE v16 v16_load_i8(const int8_t *p) {
     return r;
 }
 
+/* Eight 4-bit numbers 0..15 in each lane; the i-th as a float, times n16_unit(i). */
+typedef struct {
+    uint32x4_t q[4];
+} n16;
+PD_INLINE n16 n16_load(const uint32_t *p) {
+    n16 r;
+    PD_EACH(i) r.q[i] = vld1q_u32(p + 4 * i);
+    return r;
+}
+enum { N16_UNITS = 1 }; /* the units of i and i + N16_UNITS are equal */
+PD_INLINE float n16_unit(int i) { return (void)i, 1.0f; }
+PD_INLINE v16 n16_pick(n16 q, int k) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vcvtq_f32_u32(vandq_u32(vshlq_u32(q.q[i], vdupq_n_s32(-4 * k)), vdupq_n_u32(15)));
+    return r;
+}
+
 PD_INLINE float32x4_t pd_max4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 PD_INLINE float32x4_t pd_min4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 

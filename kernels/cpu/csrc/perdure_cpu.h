@@ -167,4 +167,27 @@ void pd_attention_plan(const pd_attention *a, void *scratch, int32_t parts);
  * order. */
 void pd_attention_run(const pd_attention *a, void *scratch, int32_t part);
 
+/* ---- Weight matrices and their products, products.c ---- */
+
+enum { PD_F32 = 0, PD_F16 = 1, PD_BF16 = 2, PD_Q8 = 3, PD_Q4_0 = 4, PD_Q4_1 = 5 };
+
+/* A matrix [out, in] in panels of 32 outputs, see panels.h; made by packing.py. Panels begin at a multiple of 64 bytes;
+ * `in` is a multiple of 32 for PD_Q8 and beyond. */
+typedef struct {
+    int32_t format;
+    int32_t in;
+    int32_t out;
+    const void *panels;
+} pd_matrix;
+
+/* y[r, n] = sum over k of x[r, k] * w[n, k], then + bias[n], then + residual[r, n] (either may be NULL).
+ * Strides in floats; the residual may be y itself. Scratch: pd_product_scratch() floats for each part. */
+void pd_product(const pd_matrix *w, const float *x, int64_t ldx, int32_t rows, float *y, int64_t ldy,
+                const float *bias, const float *residual, int64_t ldr, float *scratch, int32_t part, int32_t parts);
+int64_t pd_product_scratch(void);
+
+/* y[r] = row ids[r] of a table [out, in], as fp32 [in]. */
+void pd_embed_rows(const pd_matrix *table, const int32_t *ids, int32_t rows, float *y, int64_t ldy, int32_t part,
+                   int32_t parts);
+
 #pragma GCC visibility pop
