@@ -62,6 +62,8 @@ class SchedulerConfig(Section, frozen=True):
     """How a request waits for its prefix from disk: timeout (until it is there or a bound is reached)."""
     step_tokens: int = 512
     """Token budget of a step: decodes first, prefill chunks with the rest."""
+    plans_out: int = 2
+    """Plans that the worker may have: 2, so that the next is made and sent while one runs, or 1."""
     max_running: int = 64
     max_waiting: int = 4096
     result_ttl_s: float = 600.0

@@ -22,6 +22,7 @@ from shared.messages.engine import (
     Journaled,
     KVFacts,
     Plan,
+    Result,
     SampleSpec,
     StopAt,
     Submit,
@@ -65,7 +66,8 @@ class World:
         self.forgotten: set[str] = set()
         self.store = SimStore()
         self.store_up = False
-        self.plan: Plan | None = None
+        self.plans: list[tuple[Plan, Result | None]] = []
+        """Outstanding ones, in order; with a result where the worker is through and the news is on its way."""
         self.transfers: list[tuple[Transfer, Transferred | None]] = []
         self.asks: list[Ask] = []
         self.worker: SimWorker | None = None
@@ -86,19 +88,32 @@ class World:
         if store:
             self.start_store()
 
+    @property
+    def plan(self) -> Plan | None:
+        """The one that the worker is at."""
+        return self.plans[0][0] if self.plans else None
+
     # --- events -----------------------------------------------------------------------------------------------
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """One event, then the plan, then the effects, as the shell does it."""
+        """One event, then the plans, then the effects, as the shell does it."""
         self.log.append((name, arguments))
         answer = getattr(self.engine, name)(*arguments)
-        plan = self.engine.next_plan(self.now)
-        self.log.append(("next_plan", (self.now,)))
-        self.carry_out(self.engine.take_effects(), plan)
+        plans, effects = list[Plan](), list[Effect]()
+        while True:
+            plan = self.engine.next_plan(self.now)
+            self.log.append(("next_plan", (self.now,)))
+            news = self.engine.take_effects()
+            effects += news
+            self.effects += [*news, plan]
+            if plan is None:
+                break
+            self._check_plan(plan, [*(one for one, _ in self.plans), *plans])
+            plans.append(plan)
+        self.carry_out(effects, plans)
         return answer
 
-    def carry_out(self, effects: list[Effect], plan: Plan | None) -> None:
-        self.effects += [*effects, plan]
+    def carry_out(self, effects: list[Effect], plans: list[Plan]) -> None:
         for effect in effects:
             if isinstance(effect, Journal):
                 self._journal(effect.record)
@@ -120,10 +135,8 @@ class World:
                 assert self.sent[effect.id].finish is not None
                 self.forgotten.add(effect.id)
         self.losses.check_ends(self.ids, self.sent)
-        if plan is not None:
-            assert self.plan is None
-            self._check_plan(plan)
-            self.plan = plan
+        self.plans += [(plan, None) for plan in plans]
+        assert len(self.plans) <= self.settings.plans_out
         if self.check:
             self.engine.check_integrity()
         self._poison_free_blocks()
@@ -186,23 +199,38 @@ class World:
 
     def start_worker(self) -> None:
         self.epoch += 1
-        self.losses.lost(self.plan)
-        self.plan, self.transfers = None, []
+        self._lose_plans()
         self.worker = SimWorker(self.facts, self.max_context)
         self.call("worker_up", self.now, self.epoch, self.facts, self.max_context)
 
     def kill_worker(self) -> None:
-        self.losses.lost(self.plan)
-        self.plan, self.transfers, self.worker = None, [], None
+        self._lose_plans()
+        self.worker = None
         self.call("worker_down", self.now)
 
+    def _lose_plans(self) -> None:
+        self.losses.lost(plan for plan, _ in self.plans)
+        self.plans, self.transfers = [], []
+
     def finish_plan(self) -> None:
-        """The worker answers the outstanding plan."""
+        """The worker answers the plan that it is at."""
+        result = self._run(0)
+        self.losses.finished(self.plans.pop(0)[0])
+        self.call("result", self.now, result)
+
+    def run_ahead(self) -> None:
+        """The worker works through all plans, and the news of it comes later."""
+        for index in range(len(self.plans)):
+            self._run(index)
+
+    def _run(self, index: int) -> Result:
         assert self.worker is not None
-        assert self.plan is not None
-        plan, self.plan = self.plan, None
-        self.losses.finished(plan)
-        self.call("result", self.now, self.worker.run(plan))
+        plan, result = self.plans[index]
+        if result is None:
+            assert all(self._owner(block) != FREE for row in plan.rows for block in unpack_u32(row.blocks))
+            result = self.worker.run(plan)
+            self.plans[index] = plan, result
+        return result
 
     def step(self) -> bool:
         """One whole step; False when there is nothing to run."""
@@ -303,12 +331,12 @@ class World:
 
     def restart_scheduler(self, *, lose_result: bool = False) -> None:
         """The scheduler dies (maybe between a result and its journal write) and reads its journal."""
-        if lose_result and self.plan is not None and self.worker is not None:
-            self.engine.result(self.now, self.worker.run(self.plan))  # effects are never carried out
+        if lose_result and self.plans and self.worker is not None:
+            self.engine.result(self.now, self._run(0))  # effects are never carried out
         self.engine = Engine(self.settings, KEY)
         self.log, self.effects = [], []
         self.losses.forgotten()
-        self.plan, self.transfers, self.asks, self.clearing = None, [], [], False
+        self.plans, self.transfers, self.asks, self.clearing = [], [], [], False
         if self.stopped:
             self._continue_for_nobody()
         for sent in self.sent.values():
@@ -445,13 +473,14 @@ class World:
         assert kv is not None
         return kv._pool.owner(block)
 
-    def _check_plan(self, plan: Plan) -> None:
+    def _check_plan(self, plan: Plan, before: list[Plan]) -> None:
         """Rows write only blocks that are their request's own, each by one row; the budget holds."""
-        self.losses.check_plan(plan)
+        self.losses.check_plan(plan, before)
         size, written, total = self.facts.block_tokens, set[int](), 0
         for row in plan.rows:
             ids, table = array("I", row.ids), unpack_u32(row.blocks)
-            total += len(ids)
+            total += 1 if row.feeds_last else len(ids)
+            assert not (row.feeds_last and ids)
             for block in table[row.start // size :]:
                 assert self._owner(block) == REQUEST
                 assert block not in written

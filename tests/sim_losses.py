@@ -1,6 +1,6 @@
 """What the world knows of workers lost: an account of its own beside the engine's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from shared.messages.base import unpack_u32
 from shared.messages.engine import Plan
@@ -20,23 +20,24 @@ class Losses:
     def finished(self, plan: Plan) -> None:
         """The worker has done it."""
         for row in plan.rows:
-            end = row.start + len(unpack_u32(row.ids))
+            end = row.start + (1 if row.feeds_last else len(unpack_u32(row.ids)))
             if end > self._furthest.get(row.key, 0):
                 self._furthest[row.key], self._lost[row.key] = end, 0
 
-    def lost(self, plan: Plan | None) -> None:
-        """The worker died, with this plan outstanding."""
-        for row in plan.rows if plan is not None else ():
-            self._lost[row.key] = self._lost.get(row.key, 0) + 1
+    def lost(self, plans: Iterable[Plan]) -> None:
+        """The worker died, with these plans outstanding."""
+        for key in {row.key for plan in plans for row in plan.rows}:
+            self._lost[key] = self._lost.get(key, 0) + 1
 
     def forgotten(self) -> None:
         """The scheduler began anew: it counts from 0."""
         self._furthest.clear()
         self._lost.clear()
 
-    def check_plan(self, plan: Plan) -> None:
-        """Who was in a lost step is alone."""
-        assert len(plan.rows) == 1 or not any(self._lost.get(row.key) for row in plan.rows)
+    def check_plan(self, plan: Plan, before: Sequence[Plan]) -> None:
+        """Who was in a lost step is alone, also in time."""
+        together = {row.key for one in [*before, plan] for row in one.rows}
+        assert len(together) == 1 or not any(self._lost.get(key) for key in together)
 
     def check_ends(self, ids: Mapping[int, str], sent: Mapping[str, Sent]) -> None:
         """Who lost the worker so often in a row has ended by it, and nobody else has."""

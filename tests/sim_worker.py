@@ -58,6 +58,9 @@ class SimWorker:
         self.garbage = 0
         self.pool = [self.poison() for _ in range(facts.blocks)]
         self.computed = 0
+        self.drawn: dict[int, int] = {}
+        self.ended: set[int] = set()
+        """By key, what the plan before drew, and whom it ended."""
         self.clean: set[int] = set()
         """Free blocks that hold garbage already."""
 
@@ -67,8 +70,17 @@ class SimWorker:
 
     def run(self, plan: Plan) -> Result:
         size, rows = self.facts.block_tokens, []
+        drawn, ended = self.drawn, self.ended
+        self.drawn, self.ended = {}, set()
         for row in plan.rows:
+            if row.key in ended:
+                self.ended.add(row.key)
+                rows.append(RowResult(row.key, dropped=True))
+                continue
             ids, table = unpack_u32(row.ids), unpack_u32(row.blocks)
+            if row.feeds_last:
+                assert not ids
+                ids.append(drawn[row.key])
             end = row.start + len(ids)
             assert len(table) == -(-end // size)
             for position, token in enumerate(ids, row.start):
@@ -78,7 +90,9 @@ class SimWorker:
             token = -1
             if row.sample is not None:
                 kv = [self.pool[table[position // size]][position % size] for position in range(end)]
-                token = draw(kv, row.sample.seed)
+                token = self.drawn[row.key] = draw(kv, row.sample.seed)
+            if token in row.stop_ids:
+                self.ended.add(row.key)
             logprob = TokenLogprob(-float(end), b"", ()) if row.sample and row.sample.logprobs >= 0 else None
             rows.append(RowResult(row.key, token, logprob))
         return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=0.0)

@@ -155,10 +155,9 @@ class Scheduler(Actor):
             self.core.tick(now)
         awaits_store = self._awaits_store(now)  # asked in every turn: it ends the wait, which `_turns` sleeps by
         may_plan = self.worker.ready and not self.durable.reason and not awaits_store
-        plan = self.core.next_plan(now) if may_plan else None
+        plans = list(iter(lambda: self.core.next_plan(now), None)) if may_plan else []
         self._outgoing += self.core.take_effects()
-        if plan is not None:
-            self._outgoing.append(plan)
+        self._outgoing += plans
         if self._write():
             outgoing, self._outgoing = self._outgoing, []
             for effect in outgoing:

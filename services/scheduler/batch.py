@@ -38,7 +38,7 @@ class Batch:
         return batch
 
     def rows(self, block_tokens: int) -> tuple[Row, ...]:
-        """The plan's rows."""
+        """The plan's rows, of requests that have not been told yet that they are in it."""
         return tuple(_row(request, count, block_tokens) for request, count in self.slices.values())
 
 
@@ -50,13 +50,15 @@ def decodes_first(running: Iterable[Request]) -> list[Request]:
 
 def _row(request: Request, count: int, block_tokens: int) -> Row:
     assert request.seq is not None
-    start, end = request.computed, request.computed + count
+    start, end = request.planned, request.planned + count
     table = request.seq.blocks[: -(-end // block_tokens)]
     return Row(
         key=request.key,
         start=start,
         ids=request.tokens[start:end].tobytes(),
         blocks=array("I", table).tobytes(),
-        sample=request.accept.sample if end == len(request.tokens) else None,
-        drawn=request.output_tokens,
+        sample=request.accept.sample if count == request.pending else None,
+        drawn=request.output_tokens + request.drawing,
+        stop_ids=request.accept.stop_ids,
+        feeds_last=start == len(request.tokens),
     )

@@ -32,7 +32,7 @@ class Counters:
     retracted_by_force: int = 0
     stale_results: int = 0
     dropped_rows: int = 0
-    """Rows of a result whose request was over."""
+    """Rows of a result whose request was over: it had ended in the step before, or meanwhile."""
     outgrown: int = 0
     """Requests that ended because the pool holds no more tokens."""
     shared_waits: int = 0
@@ -96,10 +96,10 @@ class EngineStatistics:
     running: int
     loading: int
     leaving: int
-    """Ended requests whose blocks a step still uses."""
+    """Ended requests whose blocks a plan that is out still uses."""
     retained: int
     in_flight: int
-    """Rows of the outstanding plan."""
+    """Rows of the outstanding plans."""
     saving: int
     epoch: int
     store: bool

@@ -162,17 +162,23 @@ class Events(Protocol):
     def worker_down(self, now: float) -> None:
         """The worker's exit is *proven*: its pool is gone. Running requests wait again at the front, with tokens.
 
-        Those that were in the outstanding plan run alone until they get further; one that has lost three workers in
+        Those that were in outstanding plans run alone until they get further; one that has lost three workers in
         a row without getting further ends with the error `worker_lost`.
 
         Never call it for missed heartbeats: a copy of a living worker may still write into granted slots.
         """
 
     def next_plan(self, now: float) -> Plan | None:
-        """The next step, or None when one is still out, there is no worker, or nothing can run."""
+        """The next step, or None when enough are out, there is no worker, or nothing can run.
+
+        To be asked after every event, again until it says None: the worker may have two plans, the one that it works
+        on and the next.
+        """
 
     def result(self, now: float, result: Result) -> None:
-        """Outcome of a plan; one of an older epoch, or a second one, is ignored."""
+        """Outcome of a plan; one of an older epoch, or a second one, is ignored. Results come in the order of the
+        plans: one that comes before another's says that the other's is lost.
+        """
 
     def transferred(self, now: float, transferred: Transferred) -> None:
         """Outcome of copies; one of an older epoch, or a second one, is ignored."""

@@ -33,7 +33,8 @@ class Request:
     minutes, would fill memory. `limit`: their largest number, in the context and pool of the present worker.
 
     While running, `computed` tokens have their KV in the blocks of `seq`, and `in_flight` more are in the
-    outstanding plan. `cached`: prompt tokens by tier, fixed when the request was first scheduled.
+    outstanding plans, which draw `drawing` more tokens (0 or 1 when the next plan is made). `cached`: prompt tokens
+    by tier, fixed when the request was first scheduled.
     """
 
     accept: Accept
@@ -48,6 +49,7 @@ class Request:
     seq: Sequence | None = None
     computed: int = 0
     in_flight: int = 0
+    drawing: int = 0
     last_turn: int = 0
     """Grows with every row of every plan: who has the smallest has waited longest."""
     load: "Load | None" = None
@@ -113,9 +115,40 @@ class Request:
         return self.admit is not None
 
     @property
+    def planned(self) -> int:
+        """Tokens whose KV is there once all outstanding plans are done."""
+        return self.computed + self.in_flight
+
+    @property
+    def reach(self) -> int:
+        """Tokens that there are once all outstanding plans are done and that are to be fed: all, on the assumption
+        that no stop id is drawn, unless the last one is the last that there may be.
+        """
+        if not self.drawing:
+            return len(self.tokens)
+        output, tokens = self.output_tokens + self.drawing, len(self.tokens) + self.drawing
+        ends = output >= self.accept.max_tokens or tokens >= self.limit > 0
+        return self.planned if ends else tokens
+
+    @property
     def pending(self) -> int:
-        """Tokens whose KV is not computed yet; the last of them yields the next token."""
-        return len(self.tokens) - self.computed
+        """Tokens that are in no plan yet; the last of them yields the next token."""
+        return self.reach - self.planned
+
+    def plan(self, count: int) -> None:
+        """Its next `count` pending tokens are in a plan now."""
+        self.drawing += count == self.pending
+        self.in_flight += count
+
+    def planned_result(self, count: int, *, draws: bool) -> None:
+        """A plan with `count` of its tokens is over."""
+        self.in_flight -= count
+        self.drawing -= draws
+
+    def lost_pool(self) -> None:
+        """Its blocks and its plans are gone with the worker."""
+        self.seq = None
+        self.computed = self.in_flight = self.drawing = 0
 
     def add(self, now: float, token: int, logprob: TokenLogprob | None) -> None:
         """One more output token."""

@@ -14,6 +14,8 @@ noted; one that needs the same block next waits for it instead. It waits only fo
 request leaves behind unfinished is forgotten with it, so no wait is for ever.
 """
 
+from collections.abc import Iterable
+
 from services.scheduler.desk import Desk
 from services.scheduler.kv.manager import KVManager
 from services.scheduler.kv.sequence import Sequence
@@ -25,7 +27,7 @@ from shared.scope import Scope
 
 
 class Residence:
-    """Everything with blocks. `running` by key; `leaving`: ended ones whose blocks the outstanding step uses."""
+    """Everything with blocks. `running` by key; `leaving`: ended ones whose blocks outstanding plans use."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -49,8 +51,7 @@ class Residence:
         self.saver.worker_down()
         lost = sorted(self.running.values(), key=lambda request: request.key)
         for request in [*lost, *self.leaving.values()]:
-            request.seq = None
-            request.computed = request.in_flight = 0
+            request.lost_pool()
         self.running.clear()
         self.leaving.clear()
         self._makers.clear()
@@ -139,14 +140,15 @@ class Residence:
     # --- living -------------------------------------------------------------------------------------------------
 
     def make_room(self, now: float, request: Request) -> list[Request]:
-        """Blocks for all its tokens, at the cost of newer requests; returns who was retracted, maybe itself.
+        """Blocks for all its tokens, at the cost of newer requests; returns who was retracted, maybe itself. To be
+        called while no plan is out: what one uses can't be taken.
 
         When it still has too few afterwards, copies hold what lacks: it sits this step out.
         """
         assert self.kv is not None
         assert request.seq is not None
         out: list[Request] = []
-        while not self.kv.grow(request.seq, len(request.tokens)):
+        while not self.kv.grow(request.seq, request.reach):
             if len(self.running) == 1:
                 break
             victim = max(self.running.values(), key=lambda other: other.key)
@@ -157,6 +159,14 @@ class Residence:
             if victim is request:
                 break
         return out
+
+    def reserve(self, request: Request) -> bool:
+        """Blocks for all that it will have when the outstanding plan is done, if they are to be had without taking
+        anybody else's.
+        """
+        assert self.kv is not None
+        assert request.seq is not None
+        return self.kv.grow(request.seq, request.reach)
 
     def has_room(self, request: Request, tokens: int) -> bool:
         """Whether its blocks cover positions [0, tokens)."""
@@ -172,17 +182,30 @@ class Residence:
         progress = request.output_tokens > output or request.seq.cached_blocks > cached
         return request.load is None and progress and request.output_tokens > request.forced_at
 
-    def computed(self, request: Request, count: int) -> None:
-        """A step wrote KV of `count` more tokens: full blocks may be shared and saved from now on (W21)."""
+    def computed(self, request: Request, count: int) -> list[int]:
+        """A step wrote KV of `count` more tokens: full blocks may be shared and saved from now on (W21).
+
+        Returns blocks that it gave up for others of the same content, but that an outstanding plan still names: they
+        are pinned, until `unpin`.
+        """
         assert self.kv is not None
         assert request.seq is not None
         before = request.computed // self.kv.block_tokens
         request.computed += count
         full = request.computed // self.kv.block_tokens
-        if full > before:
-            new = self.kv.publish(request.seq, request.tokens, request.computed)
-            self._forget(request, before, full)
-            self.saver.offer(request.root, new)
+        if full == before:
+            return []
+        new = self.kv.publish(request.seq, request.tokens, request.computed, in_use=request.in_flight > 0)
+        self._forget(request, before, full)
+        self.saver.offer(request.root, new)
+        replaced, request.seq.replaced = request.seq.replaced, []
+        return replaced
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """The plan that named these blocks is over."""
+        assert self.kv is not None
+        for block in blocks:
+            self.kv.unpin(block)
 
     def retract(self, now: float, request: Request) -> None:
         """Takes its blocks; what it computed stays cached as long as nobody needs the room."""
@@ -190,7 +213,7 @@ class Residence:
         self.leave(now, request)
 
     def leave(self, now: float, request: Request) -> None:
-        """It ended or was retracted. Blocks that a step in flight uses are freed when its result is in."""
+        """It ended or was retracted. Blocks that outstanding plans use are freed when their results are in."""
         del self.running[request.key]
         self.loader.drop(now, request)
         self.forget(request)
@@ -200,10 +223,10 @@ class Residence:
             self._free(request)
 
     def left(self, request: Request) -> None:
-        """The step that an ended request was part of is over."""
-        del self.leaving[request.key]
-        request.in_flight = 0
-        self._free(request)
+        """A plan that an ended request was part of is over, maybe the last one."""
+        if not request.in_flight:
+            del self.leaving[request.key]
+            self._free(request)
 
     def clear(self, now: float, scope: Scope, first: bytes) -> int:
         """Forgets what is cached; running requests keep their blocks to themselves from now on. `first`: of a line,
@@ -235,7 +258,7 @@ class Residence:
         kv.check_integrity()
         for request in [*self.running.values(), *self.leaving.values()]:
             held = len(request.seq.blocks) if request.seq else -1
-            if held < kv.blocks_for(request.computed + request.in_flight):
+            if held < kv.blocks_for(request.planned):
                 raise RuntimeError(f"{request.id}: {request.computed} + {request.in_flight} tokens in {held} blocks")
 
     # --- inside -------------------------------------------------------------------------------------------------

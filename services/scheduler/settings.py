@@ -13,6 +13,7 @@ Prefetch = Literal["timeout"]
 class Settings:
     """Options of the engine; the first group comes from perdure.toml, the second is fixed by design.
 
+    `plans_out`: how many plans the worker may have, 1 or 2; with 2, the next is made while one runs.
     `max_bypass`: a waiting request that so many younger ones overtook is served before any other. `scan`: how many
     waiting requests one step looks at. `max_loads`: requests that wait on the store at the same time. `store_s`:
     patience with Reserve and Commit, which hold nobody up. `save_batch`: blocks a Reserve, and so of one Transfer.
@@ -33,6 +34,7 @@ class Settings:
     prefix_cache: bool = True
     retract_every: int = 0
     saves: bool = True
+    plans_out: int = 2
 
     max_bypass: int = 32
     scan: int = 64
@@ -48,6 +50,8 @@ class Settings:
             raise ValueError(f"front.user_requests is {self.user_requests}; at least 1 is needed")
         if self.prefetch not in get_args(Prefetch):
             raise ValueError(f"scheduler.prefetch is {self.prefetch!r}; known so far: {', '.join(get_args(Prefetch))}")
+        if self.plans_out not in (1, 2):
+            raise ValueError(f"scheduler.plans_out is {self.plans_out}; write 1 or 2")
         for name in ("step_tokens", "max_running", "max_waiting", "max_retained"):
             if getattr(self, name) < 1:
                 raise ValueError(f"scheduler.{name} is {getattr(self, name)}; at least 1 is needed")
@@ -70,4 +74,5 @@ class Settings:
             prefix_cache=config.kv.prefix_cache,
             retract_every=config.faults.retract_every,
             saves=config.bench.durable,
+            plans_out=options.plans_out,
         )

@@ -1,13 +1,22 @@
-"""One step at a time: make the plan, take its result.
+"""Plans, at most two of them out, and their results, in order.
 
 next_plan:  force a retraction (tests) ─► blocks for each decode, oldest first, retracting the newest
             ─► decodes, then running prefills, into the budget ─► admissions into the rest
             ─► who was in a lost step alone ─► rows
 result:     tokens appended, full blocks published ─► journal Admit, Step ─► ended requests ─► told
+
+A plan is made while the one before it runs, on the assumption that every row of that one goes on; the worker feeds
+what it has drawn itself. A request that ends meanwhile has one row too many: its result is dropped, nothing of it is
+journaled, told or published, and its blocks are freed when that result is in.
+
+Nobody's blocks are taken while a plan is out, and no suspect of a lost step is planned beside or behind anything: then
+the next plan waits for the result.
 """
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 from services.scheduler.batch import Batch, decodes_first
 from services.scheduler.desk import Desk
@@ -25,11 +34,21 @@ Finisher = Callable[[float, Request, FinishReason, tuple[str, str] | None], None
 
 
 @dataclass(frozen=True)
+class _Slice:
+    """A request's part of an outstanding plan: tokens, and whether a token is drawn after them."""
+
+    request: Request
+    count: int
+    draws: bool
+
+
+@dataclass(frozen=True)
 class _Out:
-    """The outstanding plan: its seq, and how many tokens each request has in it."""
+    """An outstanding plan. `replaced`: blocks that it names and that nobody else needs any more, pinned."""
 
     seq: int
-    slices: dict[int, tuple[Request, int]]
+    slices: list[_Slice]
+    replaced: list[int] = field(default_factory=list)
 
 
 class Steps:
@@ -40,67 +59,96 @@ class Steps:
         self._home = home
         self._waiting = waiting
         self._finish = finish
-        self._out: _Out | None = None
+        self._outs: deque[_Out] = deque()
         self._steps_unforced = 0
         self._turns = 0
 
     @property
     def in_flight(self) -> int:
-        """Rows of the outstanding plan."""
-        return len(self._out.slices) if self._out else 0
+        """Rows of the outstanding plans."""
+        return sum(len(out.slices) for out in self._outs)
 
     def worker_down(self) -> list[Request]:
-        """The outstanding plan will never be answered; returns whose it was."""
-        out, self._out = self._out, None
-        return [request for request, _ in out.slices.values()] if out else []
+        """The outstanding plans will never be answered; returns whose they were."""
+        outs, self._outs = self._outs, deque()
+        return list({part.request.key: part.request for out in outs for part in out.slices}.values())
 
     # --- planning -----------------------------------------------------------------------------------------------
 
     def next_plan(self, now: float) -> Plan | None:
-        """The next step, or None when one is out, there is no pool, or nothing can run."""
+        """The next step, or None when enough are out, there is no pool, or nothing can run."""
         kv = self._home.kv
-        if kv is None or self._out is not None:
+        if kv is None or len(self._outs) >= self._desk.settings.plans_out:
             return None
-        self._retract_by_force(now)
-        for request in sorted(self._home.running.values(), key=lambda request: request.key):
-            if request.load is None and request.key in self._home.running:
-                self._wait_again(self._home.make_room(now, request))
+        if not self._outs:
+            forced = self._retract_by_force(now)
+            self._make_room(now)
+        elif self._must_wait() or not self._reserve():
+            return None
+        else:
+            forced = False
         batch = Batch(self._desk.settings.step_tokens)
         for request in decodes_first(self._home.running.values()):
-            if self._home.has_room(request, len(request.tokens)):
+            if self._home.has_room(request, request.reach):
                 batch.add(request)
         self._admit(now, batch)
         batch = batch.isolated()
         self._home.saver.go_on(now)
         if not batch.slices:
             return None
+        self._steps_unforced += not forced
         self._desk.counters.steps += 1
-        for request, count in batch.slices.values():
-            request.in_flight = count
-            self._turns += 1
-            request.last_turn = self._turns
-            if request.admit is None:
-                device, host, disk = request.from_tier
-                request.admit = Admit(request.key, now, device, host, disk)
-                self._desk.counters.prompt_tokens += request.prompt_tokens
-                self._desk.counters.cached_device += device
-                self._desk.counters.cached_host += host
-                self._desk.counters.cached_disk += disk
-        self._out = _Out(self._desk.next_seq(), batch.slices)
-        return Plan(epoch=self._desk.epoch, seq=self._out.seq, rows=batch.rows(kv.block_tokens))
+        plan = Plan(epoch=self._desk.epoch, seq=self._desk.next_seq(), rows=batch.rows(kv.block_tokens))
+        slices = [self._planned(now, request, count) for request, count in batch.slices.values()]
+        self._outs.append(_Out(plan.seq, slices))
+        return plan
 
-    def _wait_again(self, retracted: list[Request]) -> None:
-        for request in retracted:
-            self._waiting.add(request)
+    def _planned(self, now: float, request: Request, count: int) -> _Slice:
+        part = _Slice(request, count, draws=count == request.pending)
+        request.plan(count)
+        self._turns += 1
+        request.last_turn = self._turns
+        if request.admit is None:
+            device, host, disk = request.from_tier
+            request.admit = Admit(request.key, now, device, host, disk)
+            self._desk.counters.prompt_tokens += request.prompt_tokens
+            self._desk.counters.cached_device += device
+            self._desk.counters.cached_host += host
+            self._desk.counters.cached_disk += disk
+        return part
 
-    def _retract_by_force(self, now: float) -> None:
-        """Fault hook: every `retract_every` steps the newest request that got anywhere gives its blocks up."""
+    def _growing(self) -> list[Request]:
+        """Oldest first."""
+        return [request for key, request in sorted(self._home.running.items()) if request.load is None]
+
+    def _make_room(self, now: float) -> None:
+        for request in self._growing():
+            if request.key in self._home.running:
+                for retracted in self._home.make_room(now, request):
+                    self._waiting.add(retracted)
+
+    def _must_wait(self) -> bool:
+        """Whether the next plan has to wait for a result, whatever the room."""
+        if any(part.request.losses for out in self._outs for part in out.slices):  # maybe ended meanwhile
+            return True
+        if any(request.losses for request in self._home.running.values()):
+            return True
+        if any(request.losses for request in islice(self._waiting, self._desk.settings.scan)):
+            return True
+        return self._force_due() and any(self._home.may_be_forced(request) for request in self._home.running.values())
+
+    def _reserve(self) -> bool:
+        """Blocks for the tokens that the outstanding plan draws; False when someone would have to give some up."""
+        return all(self._home.reserve(request) for request in self._growing())
+
+    def _force_due(self) -> bool:
         every = self._desk.settings.retract_every
-        if not every or not self._home.running:
-            return
-        self._steps_unforced += 1
-        if self._steps_unforced <= every:
-            return
+        return 0 < every <= self._steps_unforced
+
+    def _retract_by_force(self, now: float) -> bool:
+        """Fault hook: every `retract_every` steps the newest request that got anywhere gives its blocks up."""
+        if not self._force_due():
+            return False
         for request in sorted(self._home.running.values(), key=lambda request: -request.key):
             if self._home.may_be_forced(request):
                 self._steps_unforced = 0
@@ -108,7 +156,8 @@ class Steps:
                 self._desk.counters.retracted_by_force += 1
                 self._home.retract(now, request)
                 self._waiting.add(request)
-                return
+                return True
+        return False
 
     def _admit(self, now: float, batch: Batch) -> None:
         kept_for: Request | None = None
@@ -170,50 +219,61 @@ class Steps:
     # --- results ------------------------------------------------------------------------------------------------
 
     def result(self, now: float, result: Result) -> None:
-        """Outcome of the outstanding plan; any other is ignored."""
-        out = self._out
-        if out is None or result.epoch != self._desk.epoch or result.seq != out.seq:
+        """Outcome of an outstanding plan; any other is ignored."""
+        seqs = [out.seq for out in self._outs]
+        if result.epoch != self._desk.epoch or result.seq not in seqs:
             self._desk.counters.stale_results += 1
             return
-        self._out = None
+        for seq in seqs[: seqs.index(result.seq)]:  # the worker keeps the order: what should have come before is lost
+            self._over(now, self._outs.popleft(), Result(epoch=result.epoch, seq=seq, rows=(), forward_s=0.0))
+        self._over(now, self._outs.popleft(), result)
+
+    def _over(self, now: float, out: _Out, result: Result) -> None:
         rows = {row.key: row for row in result.rows}
         records = list[StepRow]()
+        advanced = list[Request]()
         ended = list[tuple[Request, FinishReason, tuple[str, str] | None]]()
-        for request, count in out.slices.values():
+        self._home.unpin(out.replaced)
+        for part in out.slices:
+            request = part.request
+            request.planned_result(part.count, draws=part.draws)
             if request.finish is not None:
                 self._desk.counters.dropped_rows += 1
                 self._home.left(request)
                 continue
-            request.in_flight = 0
             row = rows.get(request.key, RowResult(request.key, error="the worker sent no result for this row"))
-            error = self._take(now, request, count, row, records)
+            error = self._take(now, part, row, records)
             if error is not None:
                 ended.append((request, "error", ("internal", error)))
             elif reason := request.natural_end():
                 ended.append((request, reason, None))
+            elif part.draws:
+                advanced.append(request)
         if records:
             self._desk.journal(Step(at=now, rows=tuple(records)))
-        finished = {request.key for request, _, _ in ended}
-        for record in records:
-            if record.key not in finished:
-                self._desk.effects.append(Advanced(out.slices[record.key][0].id))
+        for request in advanced:
+            self._desk.effects.append(Advanced(request.id))
         for request, why, what in ended:
             self._finish(now, request, why, what)
 
-    def _take(self, now: float, request: Request, count: int, row: RowResult, records: list[StepRow]) -> str | None:
+    def _take(self, now: float, part: _Slice, row: RowResult, records: list[StepRow]) -> str | None:
         """One row's outcome; returns what went wrong."""
+        request = part.request
         if row.error is not None:
             return row.error
-        sampled = request.pending == count
-        if sampled and not 0 <= row.token < 1 << 32:
+        if row.dropped:
+            return f"the worker dropped the row of output {request.output_tokens}, though nothing had ended the request"
+        if part.draws and not 0 <= row.token < 1 << 32:
             return f"the worker drew no token for output {request.output_tokens}"
         if request.admit is not None and not request.admit_journaled:
             request.admit_journaled = True
             self._desk.journal(request.admit)
-        self._desk.counters.computed_tokens += count
-        self._home.computed(request, count)
+        self._desk.counters.computed_tokens += part.count
+        replaced = self._home.computed(request, part.count)
+        if replaced:
+            self._outs[-1].replaced.extend(replaced)
         request.came_to(request.computed)
-        if sampled:
+        if part.draws:
             logprobs = None if request.logprobs is None else (row.logprob or TokenLogprob(0.0, b"", ()),)
             records.append(StepRow(request.key, request.output_tokens, pack_u32([row.token]), logprobs))
             request.add(now, row.token, logprobs[0] if logprobs else None)

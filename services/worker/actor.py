@@ -35,7 +35,7 @@ from shared.paths import Places
 from shared.peers import Peer, PeerGone, PeerSlow
 
 MAX_PLANS = 2
-"""Plans in the compute lane, the running one included; the scheduler plans at most one step ahead."""
+"""Plans in the compute lane, the running one included: the scheduler makes the next one while it runs."""
 MAX_TRANSFERS = 1024
 PREFAULT_BYTES = 4 << 20
 """Per turn of the lane of saves, so that a transfer waits for few milliseconds; no turn is taken beside other work."""
@@ -170,7 +170,7 @@ class Worker(Actor):
             self._plans -= 1
             self._finished(peer, head, message.epoch, result)
 
-        tokens = sum(len(row.ids) // 4 for row in message.rows)
+        tokens = sum(max(len(row.ids) // 4, row.feeds_last) for row in message.rows)
         step = partial(self._steps.execute, message, self._wanted(message.epoch))
         self._compute.submit(self._step_watch.around(tokens, step), done)
 

@@ -1,7 +1,8 @@
 """One plan to one result: check the rows, run the model, draw the tokens. Runs in the compute lane.
 
 A row that is wrong, or that the model can't serve, ends its own request; the other rows go on. Only an exception that
-nobody foresaw costs every row of its plan, and even then the worker serves the next one.
+nobody foresaw costs every row of its plan, and even then the worker serves the next one. Rows of a plan that was made
+while the one before it ran are completed by what that one drew.
 """
 
 import time
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
 
+from services.worker.carried import Carried, Dropped
 from services.worker.page_store import PageStore
 from services.worker.recorder import Recorder
 from services.worker.rows import BadRow, Span, checked
@@ -25,12 +28,15 @@ from shared.messages.front import TokenLogprob
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """Totals since start: steps, tokens fed, tokens drawn, rows that ended in an error, seconds in steps."""
+    """Totals since start: steps, tokens fed, tokens drawn, rows that ended in an error, rows dropped as their request
+    had ended in the step before, seconds in steps.
+    """
 
     steps: int
     tokens: int
     drawn: int
     errors: int
+    dropped: int
     seconds: float
 
 
@@ -44,47 +50,56 @@ class Steps:
         self._fixed = parse_fixed_ids(faults.config.fixed_ids, runner.ready.vocab)
         self._recorder = Recorder(Path(faults.config.record_plans)) if faults.config.record_plans else None
         self._log = structlog.get_logger(part="steps")
-        self._steps = self._tokens = self._drawn = self._errors = 0
+        self._carried = Carried()
+        self._steps = self._tokens = self._drawn = self._errors = self._dropped = 0
         self._seconds = 0.0
 
     def execute(self, plan: Plan, wanted: Callable[[], bool]) -> Result | None:
         """The plan's outcome, or None when it was no longer `wanted()` before it began. Never raises."""
         if not wanted():
             return None
-        if self._recorder is not None:
-            self._recorder.append(plan)
         started = time.perf_counter()
+        self._carried.begin(plan.epoch)
         try:
             rows = self._rows(plan)
         except Exception as error:
             self._log.error("step_failed", epoch=plan.epoch, seq=plan.seq, rows=len(plan.rows), exc_info=error)
             reason = f"the step failed: {type(error).__name__}: {error}"
             rows = [RowResult(key=row.key, error=reason) for row in plan.rows]
+        self._carried.end(plan.rows, rows)
         seconds = time.perf_counter() - started
         self._steps += 1
         self._seconds += seconds
         self._drawn += sum(row.token >= 0 for row in rows)
         self._errors += sum(row.error is not None for row in rows)
+        self._dropped += sum(row.dropped for row in rows)
         return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=seconds)
 
     def _rows(self, plan: Plan) -> list[RowResult]:
-        spans: list[Span | BadRow] = []
-        for row in plan.rows:
-            try:
-                spans.append(checked(row, self._runner.ready))
-            except BadRow as error:
-                spans.append(error)
-        good = [row for row, span in zip(plan.rows, spans, strict=True) if isinstance(span, Span)]
+        parts = [self._part(row) for row in plan.rows]
+        good = [part[0] for part in parts if isinstance(part, tuple)]
+        if self._recorder is not None:
+            self._recorder.append(msgspec.structs.replace(plan, rows=tuple(good)))
         outputs = iter(self._runner.step(good, self._pool).rows if good else ())
         self._faults.at("worker_in_step")
         results: list[RowResult] = []
-        for row, span in zip(plan.rows, spans, strict=True):
-            if isinstance(span, BadRow):
-                results.append(RowResult(key=row.key, error=f"the plan's row is wrong: {span}"))
+        for row, part in zip(plan.rows, parts, strict=True):
+            if isinstance(part, tuple):
+                self._tokens += len(part[1].ids)
+                results.append(self._result(part[0], part[1].end, next(outputs)))
+            elif isinstance(part, Dropped):
+                results.append(RowResult(key=row.key, dropped=True))
             else:
-                self._tokens += len(span.ids)
-                results.append(self._result(row, span.end, next(outputs)))
+                results.append(RowResult(key=row.key, error=f"the plan's row is wrong: {part}"))
         return results
+
+    def _part(self, row: Row) -> tuple[Row, Span] | Dropped | BadRow:
+        """A row with all that it feeds, and what it is in integers."""
+        try:
+            whole = self._carried.complete(row)
+            return whole if isinstance(whole, Dropped) else (whole, checked(whole, self._runner.ready))
+        except BadRow as error:
+            return error
 
     def _result(self, row: Row, position: int, output: RowOutput) -> RowResult:
         """`position`: absolute position of the token that the row draws."""
@@ -108,7 +123,7 @@ class Steps:
 
     def statistics(self) -> StepStatistics:
         """Totals, for status."""
-        return StepStatistics(self._steps, self._tokens, self._drawn, self._errors, self._seconds)
+        return StepStatistics(self._steps, self._tokens, self._drawn, self._errors, self._dropped, self._seconds)
 
 
 def certain(token: int) -> TokenLogprob:

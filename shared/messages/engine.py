@@ -115,6 +115,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     `blocks`: packed u32 block table that covers [0, start + n). KV of [0, start) is in the pool.
     `sample` None: a prefill chunk that is not the last one, no logits wanted. `drawn`: how many output tokens the
     request has already, so the index of the one that this row draws (also after a retraction or a restart).
+
+    A plan that is made while the one before it runs doesn't know what that one draws. `feeds_last`: `ids` is empty,
+    and the row feeds the one token that the plan before drew for this key. When that token was one of `stop_ids`, or
+    the key's row there ended in an error, this row is not computed and its result is `dropped`.
     """
 
     key: int
@@ -123,10 +127,15 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     blocks: bytes
     sample: SampleSpec | None
     drawn: int = 0
+    stop_ids: tuple[int, ...] = ()
+    feeds_last: bool = False
 
 
 class Plan(Message, frozen=True, kw_only=True):
-    """One ragged step. Answered by Result with the same epoch and seq."""
+    """One ragged step. Answered by Result with the same epoch and seq, in the order of the plans.
+
+    The scheduler sends the next plan while this one runs; the worker has at most two, and works through them in order.
+    """
 
     epoch: int
     seq: int
@@ -134,12 +143,16 @@ class Plan(Message, frozen=True, kw_only=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
-    """`token`: the drawn id, -1 when the row had no `sample` or failed. `error`: ends the request alone."""
+    """`token`: the drawn id, -1 when the row had no `sample` or failed. `error`: ends the request alone.
+
+    `dropped`: the plan before ended this request, so there was nothing to compute.
+    """
 
     key: int
     token: int = -1
     logprob: TokenLogprob | None = None
     error: str | None = None
+    dropped: bool = False
 
 
 class Result(Message, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ class EngineMachine(RuleBasedStateMachine):
         retract_every=st.sampled_from([0, 0, 1, 3]),
         prefix_cache=st.sampled_from([True, True, True, False]),
         max_bypass=st.sampled_from([1, 4]),
+        plans_out=st.sampled_from([1, 2, 2, 2]),
         store=st.sampled_from([True, True, False]),
         host_slots=st.sampled_from([3, 1000]),
     )
@@ -115,7 +116,10 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.outstanding())
     @rule(
         what=st.sampled_from(
-            ["plan", "copy", "copy", "copy early", "bad copy", "answer", "fail", "lose", "lose reply", "stage"]
+            [
+                *("plan", "plan", "run ahead", "copy", "copy", "copy early", "bad copy"),
+                *("answer", "fail", "lose", "lose reply", "stage"),
+            ]
         ),
         index=st.integers(0, 1000),
         how=st.booleans(),
@@ -125,6 +129,8 @@ class EngineMachine(RuleBasedStateMachine):
         world = self.world
         if what == "plan" and world.plan is not None:
             world.finish_plan()
+        elif what == "run ahead" and world.plans:
+            world.run_ahead()
         elif what in ("copy", "bad copy") and world.transfers:
             world.finish_transfer(index % len(world.transfers), ok=what == "copy")
         elif what == "copy early" and world.transfers:

@@ -41,6 +41,7 @@ class Playing:
         self.arena = arena
         self.epoch = 0
         self.seq = 0
+        self.requests = 1000
 
     async def quiesce(self, epoch: int) -> None:
         self.epoch = epoch
@@ -75,19 +76,41 @@ class Playing:
         sample: SampleSpec = GREEDY,
     ) -> list[int]:
         """Prefill from position `cached` in chunks, then decode one by one -> n ids."""
-        out: list[int] = []
+        self.requests += 1
+        key, out = self.requests, list[int]()
         start = cached
         while start < len(prompt):
             ids = prompt[start : start + chunk]
             last = start + len(ids) == len(prompt)
-            (token,) = await self.step(row(1, start, ids, blocks, sample if last else None))
+            (token,) = await self.step(row(key, start, ids, blocks, sample if last else None))
             assert (token == -1) != last
             start += len(ids)
         out.append(token)
         while len(out) < n:
-            (token,) = await self.step(row(1, len(prompt) + len(out) - 1, out[-1:], blocks, sample))
+            (token,) = await self.step(row(key, len(prompt) + len(out) - 1, out[-1:], blocks, sample))
             out.append(token)
         return out
+
+    async def generate_ahead(
+        self, prompt: list[int], n: int, blocks: list[int], *, stop_ids: tuple[int, ...] = ()
+    ) -> tuple[list[int], int]:
+        """The same with one plan always behind the one that runs -> ids up to a stop id, and how many were dropped."""
+        self.requests += 1
+        first = msgspec.structs.replace(row(self.requests, 0, prompt, blocks), stop_ids=stop_ids)
+        self.plan(first)
+        out, dropped, sent = list[int](), 0, 1
+        for _ in range(n):
+            if sent < n:
+                more = msgspec.structs.replace(
+                    first, start=len(prompt) + sent - 1, ids=b"", drawn=sent, feeds_last=True
+                )
+                self.plan(more)
+                sent += 1
+            (result,) = (await self.result()).rows
+            assert result.error is None
+            dropped += result.dropped
+            out += [] if result.dropped else [result.token]
+        return out, dropped
 
     def transfer(self, save: bool, *copies: Copy, epoch: int | None = None, key: str = "") -> int:
         """Sends copies, whose offsets count from the first payload on."""

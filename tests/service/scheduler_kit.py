@@ -64,7 +64,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 def result_of(plan: Plan) -> Result:
     rows = []
     for row in plan.rows:
-        end = row.start + len(unpack_u32(row.ids))
+        end = row.start + (1 if row.feeds_last else len(unpack_u32(row.ids)))
         rows.append(RowResult(row.key, next_token(end) if row.sample is not None else -1))
     return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=0.0)
 

@@ -98,6 +98,18 @@ async def test_a10_a_request_that_outgrows_its_blocks_ends_alone_and_the_next_is
         assert await scheduler.generate(prompt, 1, blocks, chunk=96) == toy_generate(SEED, prompt, 1)
 
 
+async def test_plans_made_ahead_draw_the_same_and_a_stop_id_drops_what_was_planned_behind_it(places: Places) -> None:
+    async with played(places) as scheduler:
+        prompt = [(7 * i) % 512 for i in range(40)]
+        expected = toy_generate(SEED, prompt, 20)
+        assert await scheduler.generate_ahead(prompt, 20, [4, 2, 9, 1]) == (expected, 0)
+        stop = expected[7]
+        until = expected[: expected.index(stop) + 1]
+        found, dropped = await scheduler.generate_ahead(prompt, 20, [4, 2, 9, 1], stop_ids=(stop, 5000))
+        assert found[: len(until)] == until
+        assert dropped == 20 - len(until)
+
+
 async def test_saved_blocks_are_loaded_into_other_blocks_and_go_on_equally(places: Places) -> None:
     async with played(places) as scheduler:
         prompt = [(11 * i) % 512 for i in range(48)]

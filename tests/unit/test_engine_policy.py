@@ -121,11 +121,13 @@ def test_when_the_budget_is_smaller_than_the_decodes_they_take_turns() -> None:
     ids = [world.submit(prompt, 20) for prompt in prompts]
     while world.engine.statistics().loading or world.asks:  # all five are loaded: one token each is left
         world.answer_ask() if world.asks else world.finish_transfer()
+    for _ in range(len(world.plans)):  # planned when only one had arrived
+        world.step()
     before = [len(world.sent[id].tokens) for id in ids]
     for _ in range(15):
         world.step()
     gained = [len(world.sent[id].tokens) - had for id, had in zip(ids, before, strict=True)]
-    assert sum(gained) == 29  # the first step was planned when only one had arrived
+    assert sum(gained) == 30
     assert max(gained) - min(gained) <= 1
     world.settle()
 
@@ -149,9 +151,15 @@ def test_rows_tell_where_and_what_and_how_many_were_drawn() -> None:
     seen = []
     while world.plan is not None:
         row = world.plan.rows[0]
-        seen.append((row.start, len(unpack_u32(row.ids)), len(unpack_u32(row.blocks)), row.sample is None, row.drawn))
+        ids, blocks = len(unpack_u32(row.ids)), len(unpack_u32(row.blocks))
+        seen.append((row.start, ids, row.feeds_last, blocks, row.sample is None, row.drawn))
         world.finish_plan()
-    assert seen == [(0, 6, 2, True, 0), (6, 3, 3, False, 0), (9, 1, 3, False, 1), (10, 1, 3, False, 2)]
+    assert seen == [
+        (0, 6, False, 2, True, 0),
+        (6, 3, False, 3, False, 0),
+        (9, 0, True, 3, False, 1),
+        (10, 0, True, 3, False, 2),
+    ]
 
 
 # --- timers -------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """A plan's rows stand alone: what is wrong with one is nobody else's matter."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from services.worker.page_store import PageStore
+from services.worker.recorder import recorded
 from services.worker.runner import RowOutput, StepOutput
 from services.worker.sampler import sample
 from services.worker.steps import Steps, parse_fixed_ids
@@ -59,6 +61,64 @@ def run(steps: Steps, *rows: Row) -> Result:
     assert (result.epoch, result.seq) == (5, 6)
     assert [r.key for r in result.rows] == [r.key for r in rows]
     return result
+
+
+def ahead(key: int, *, start: int = 1, stop_ids: tuple[int, ...] = ()) -> Row:
+    """A row that feeds what the plan before drew."""
+    return Row(key, start, b"", pack_u32([key]), SampleSpec(), 1, stop_ids, feeds_last=True)
+
+
+def test_a_row_planned_ahead_feeds_what_the_plan_before_drew() -> None:
+    steps, alone = steps_of(ToyRunner(CONFIG)), steps_of(ToyRunner(CONFIG))
+    first = run(steps, row(1, [9]), row(2, [10])).rows
+    assert [r.token for r in run(alone, row(1, [9]), row(2, [10])).rows] == [r.token for r in first]
+    second = run(steps, ahead(2), ahead(1)).rows
+    known = run(alone, row(2, [first[1].token], start=1), row(1, [first[0].token], start=1)).rows
+    assert [r.token for r in second] == [r.token for r in known]
+    assert steps.statistics().tokens == 4
+
+
+def test_what_ended_in_the_plan_before_is_dropped_and_not_computed() -> None:
+    runner = LogitsRunner()
+    steps = steps_of(runner)
+    token = int(runner.logits(9).argmax())
+    stopping = Row(1, 0, pack_u32([9]), pack_u32([1]), SampleSpec(), 0, (7, token))
+    rows = run(steps, stopping, row(2, [1]), row(39, [900]), row(4, [9])).rows
+    assert [r.error is None for r in rows] == [True, False, False, True]
+    runner.asked.clear()
+    rows = run(steps, ahead(1), row(2, [5]), row(39, [5], start=1), ahead(4, stop_ids=(7,))).rows
+    assert [(r.dropped, r.token >= 0) for r in rows] == [(True, False)] * 3 + [(False, True)]
+    assert runner.asked == [4]
+    rows = run(steps, ahead(1), ahead(4)).rows
+    assert [r.dropped for r in rows] == [True, False]
+    assert steps.statistics().dropped == 4
+
+
+def test_a_row_that_feeds_what_was_never_drawn_ends_alone() -> None:
+    runner = LogitsRunner()
+    steps = steps_of(runner)
+    run(steps, row(1, [9]), Row(2, 0, pack_u32([9]), pack_u32([2]), None), row(5, [9]))
+    with_ids = Row(1, 1, pack_u32([4]), pack_u32([1]), SampleSpec(), 1, (), feeds_last=True)
+    rows = run(steps, ahead(3), with_ids, ahead(2), ahead(5)).rows
+    assert [r.error is not None for r in rows] == [True, True, True, False]
+    assert "feeds what the plan before drew" in (rows[0].error or "")
+
+
+def test_a_new_epoch_knows_nothing_of_the_plan_before() -> None:
+    runner = LogitsRunner()
+    steps = steps_of(runner)
+    run(steps, row(1, [9]), row(2, [1]))
+    result = steps.execute(Plan(epoch=6, seq=1, rows=(ahead(1), row(2, [9]))), lambda: True)
+    assert result is not None
+    assert [(r.error is None, r.dropped) for r in result.rows] == [(False, False), (True, False)]
+
+
+def test_the_recorder_keeps_what_was_fed(tmp_path: Path) -> None:
+    steps = steps_of(LogitsRunner(), record_plans=str(tmp_path / "plans"))
+    first = run(steps, row(1, [9])).rows
+    run(steps, ahead(1), ahead(3))
+    _, second = recorded(tmp_path / "plans")
+    assert [(r.key, list(unpack_u32(r.ids)), r.feeds_last) for r in second.rows] == [(1, [first[0].token], False)]
 
 
 def test_a_wrong_row_a_failing_row_and_one_that_is_not_finite_end_alone() -> None:

@@ -5,7 +5,8 @@ The life of a request's blocks:
     open ──► grow ──► (compute) ──► publish ──► grow ... ──► close
      │ lock the hit     │ own blocks    │ full blocks become the tree's   │ unlock, free the rest
 
-Pure: the engine calls it between steps, so that the block table of a plan in flight never changes under it.
+Pure. What a plan in flight names stays as it is: its requests hold their blocks until its result is in, and a block
+that is given up for another of the same content meanwhile is pinned.
 """
 
 from array import array
@@ -107,13 +108,17 @@ class KVManager:
         seq.blocks += self._pool.allocate(need)
         return True
 
-    def publish(self, seq: Sequence, tokens: "array[int]", computed: int, *, saved: bool = False) -> list[CachedBlock]:
+    def publish(
+        self, seq: Sequence, tokens: "array[int]", computed: int, *, saved: bool = False, in_use: bool = False
+    ) -> list[CachedBlock]:
         """Puts the full blocks of positions [0, computed), whose KV is in the pool, into the tree.
 
         Where the tree has a block already, the sequence's own copy is freed and `seq.blocks` names the tree's
         (W17). The lock moves to the new end. Returns the blocks that are new in the tree, in order, for the save
-        path; `saved` marks them as held by the store. Cheap when no further block is full. A sequence that does
-        not store, or whose namespace or line was cleared since `open`, keeps its blocks to itself and gets [].
+        path; `saved` marks them as held by the store. `in_use`: a plan in flight names the sequence's own copies, so
+        those that are given up are pinned, and noted in `seq.replaced` for whoever unpins them. Cheap when no further
+        block is full. A sequence that does not store, or whose namespace or line was cleared since `open`, keeps its
+        blocks to itself and gets [].
         """
         self._check_open(seq)
         first, full = seq.cached_blocks, computed // self.block_tokens
@@ -124,6 +129,10 @@ class KVManager:
         own = seq.blocks[first:full]
         end, canonical, known = self._tree.insert(seq.node, self._packed(tokens, first, full), own, saved=saved)
         self._pool.adopt(own[known:])
+        if in_use:
+            for block in own[:known]:
+                self._pool.pin(block)
+            seq.replaced += own[:known]
         self._pool.release(reversed(own[:known]), REQUEST)
         self._duplicates += known
         seq.blocks[first:full] = canonical

@@ -22,7 +22,8 @@ class Sequence:
                    by this request        (freed at close)
 
     `blocks` is the block table in logical order; `publish` may replace ids in it (never of blocks before
-    `cached_blocks`). `node`: where the locked part ends. `store` False: nothing of it is ever published.
+    `cached_blocks`); those that a plan in flight still names are pinned and noted in `replaced`. `node`: where the
+    locked part ends. `store` False: nothing of it is ever published.
     """
 
     root: bytes
@@ -32,6 +33,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     cached_blocks: int = 0
     closed: bool = False
+    replaced: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
