@@ -8,6 +8,7 @@ rows that wait, never a request. `perdure ledger` reads it with `read_ledger`, w
 sqlite-utils (286 ms to import: only `flush` does, in its own thread).
 """
 
+import contextlib
 import sqlite3
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Any
 
 from services.scheduler.ledger_rows import TABLE, Row, Rows, read_ledger
 from services.scheduler.records import AnyRecord
+from shared.fileio import FileIO
 
 _BATCH = 500
 _BUSY_S = 1.0
@@ -32,8 +34,9 @@ _PRUNE_EACH_S = 60.0
 class Ledger:
     """`observe` from the event loop; `flush` and `close` from one thread at a time."""
 
-    def __init__(self, path: Path, *, keep_h: float) -> None:
+    def __init__(self, path: Path, *, keep_h: float, io: FileIO | None = None) -> None:
         self.path = path
+        self._io = io or FileIO()
         self.keep_s = keep_h * 3600
         self.reason = ""
         """Why rows wait; "" when the last flush went well."""
@@ -74,6 +77,7 @@ class Ledger:
             if self._db is not None and now - self._pruned_at >= _PRUNE_EACH_S:
                 with self._db.conn:
                     self._db.conn.execute(f"delete from {TABLE} where finished_at < ?", (now - self.keep_s,))
+                    self._io.mark("ledger prune")
                 self._pruned_at = now
         except sqlite3.DatabaseError as error:
             self._trouble(error)
@@ -96,6 +100,8 @@ class Ledger:
             row = f"insert into {TABLE} ({columns}) values ({marks}) on conflict (id) do update set {news}"
             with db.conn:
                 db.conn.executemany(row, fresh)
+                self._io.mark("ledger rows")
+            self._io.mark("ledger rows written")
         with self._lock:
             for _ in batch:
                 self._waiting.popleft()
@@ -104,7 +110,7 @@ class Ledger:
         if self._db is None:
             from services.scheduler.ledger_schema import open_ledger
 
-            self._db = open_ledger(self.path, busy_s=_BUSY_S)
+            self._db = open_ledger(self.path, busy_s=_BUSY_S, io=self._io)
         return self._db
 
     def _trouble(self, error: sqlite3.DatabaseError) -> None:
@@ -113,9 +119,10 @@ class Ledger:
             return  # busy, full, read-only: as it is, it will do again
         self._drop()  # damaged: put it aside for people to look at, and begin another
         try:
-            self.path.replace(self.path.with_name(self.path.name + ".damaged"))
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            for suffix in ("-wal", "-shm"):  # first: they must never stand beside a file that is not theirs
+                with contextlib.suppress(FileNotFoundError):
+                    self._io.unlink(self.path.with_name(self.path.name + suffix))
+            self._io.rename(self.path, self.path.with_name(self.path.name + ".damaged"))
         except OSError as failed:
             self.reason += f"; and it can't be moved aside: {failed.strerror}"
 

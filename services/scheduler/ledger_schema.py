@@ -8,6 +8,7 @@ from typing import Any
 from sqlite_utils import Database, Migrations
 
 from services.scheduler.ledger_rows import TABLE
+from shared.fileio import FileIO
 
 migrations = Migrations("perdure-ledger")
 
@@ -39,16 +40,17 @@ def requests(db: Any) -> None:
     db[TABLE].create_index(["finished_at"])
 
 
-def open_ledger(path: Path, *, busy_s: float) -> Any:
+def open_ledger(path: Path, *, busy_s: float, io: FileIO) -> Any:
     """The database, 0600, in WAL mode with `synchronous=NORMAL`: a row survives kill -9 of its writer.
 
     sqlite3.DatabaseError when the file is damaged or taken; OSError of the kernel.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    io.close(io.open(path, os.O_RDWR | os.O_CREAT))
     conn = sqlite3.connect(path, timeout=busy_s, check_same_thread=False)
     try:
         conn.execute("pragma journal_mode = wal")
         conn.execute("pragma synchronous = normal")
+        io.mark("ledger tables")
         db = Database(conn)
         migrations.apply(db)
     except BaseException:
