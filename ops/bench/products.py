@@ -1,0 +1,147 @@
+"""`python -m ops.bench.products`: the CPU kernels' matrix products against torch's fp32 ones, in one run.
+
+The products of one step of SmolLM2-135M, 30 layers in their order (Q4_1) and, for as many rows as a decode step has,
+the head (Q8_0), with weights of random values. Every matrix is another one, so that few rows read memory as they do in
+a model. Ours runs on plain threads that don't wait for each other between products: kernels alone, without a step's
+barriers. Interleaved, medians; GB/s are bytes of the weights as packed, GF/s two operations a weight and row. `--cpu`
+counts processor seconds, for a busy machine, and then with `--threads 1`: waiting threads of torch spin.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+from kernels.cpu import library, packing
+from shared.model.tensors import BLOCK_BYTES, BLOCK_VALUES, Tensor
+
+LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+"""[out, in] of q + k + v, o, gate + up, down."""
+HEAD = (49152, 576)
+LAYERS = 30
+HEAD_ROWS = 32
+"""Up to so many rows the head is part of it."""
+
+
+class Ours:
+    """The kernels on `threads` threads."""
+
+    def __init__(self, kind: str, threads: int, library_: str) -> None:
+        self.library = library.load(library_)
+        self.layers = [packing.pack([random_tensor(kind, *shape)]) for _ in range(LAYERS) for shape in LAYER]
+        self.head = packing.pack([random_tensor("Q8_0", *HEAD)])
+        self.threads = threads
+        self.pool = ThreadPoolExecutor(threads)
+        self.scratch = [np.empty(self.library.pd_product_scratch(), np.float32) for _ in range(threads)]
+
+    def matrices(self, rows: int) -> list[packing.Matrix]:
+        """Those of a step."""
+        return self.layers + [self.head] * (rows <= HEAD_ROWS)
+
+    def step(self, rows: int) -> Callable[[], None]:
+        """What runs all products once."""
+        matrices = self.matrices(rows)
+        x = np.random.default_rng(1).standard_normal((rows, max(matrix.width for matrix in matrices)))
+        x = x.astype(np.float32)
+        y = np.empty((rows, max(matrix.out for matrix in matrices)), np.float32)
+        null = library.pointer(None, "float *")
+
+        def part(number: int) -> None:
+            scratch, source, target = (library.pointer(a, "float *") for a in (self.scratch[number], x, y))
+            for matrix in matrices:
+                self.library.pd_product(
+                    matrix.c, source, x.shape[1], rows, target, y.shape[1], null, null, 0, scratch, number, self.threads
+                )
+
+        return lambda: [None for _ in self.pool.map(part, range(self.threads))].clear()
+
+
+def random_tensor(kind: str, out: int, width: int) -> Tensor:
+    """Any bits will do as weights, so long as the scales are sound."""
+    random = np.random.default_rng(out + width)
+    blocks = random.integers(0, 256, (out * width // BLOCK_VALUES[kind], BLOCK_BYTES[kind]), dtype=np.uint8)
+    floats = blocks.view(np.uint8)
+    if BLOCK_VALUES[kind] == 1:
+        values: npt.NDArray[np.generic] = random.standard_normal(len(blocks)).astype(np.float32)
+        floats = (values if kind == "F32" else values.astype(np.float16)).view(np.uint8)
+    else:
+        scale = (0.002 + 0.001 * random.random((len(blocks), 2))).astype(np.float16).view(np.uint8)
+        floats[:, : 4 if kind == "Q4_1" else 2] = scale[:, : 4 if kind == "Q4_1" else 2]
+    return Tensor("random", kind, (out, width), floats.reshape(-1))
+
+
+class Theirs:
+    """torch, fp32."""
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.layers = [torch.randn(shape) for _ in range(LAYERS) for shape in LAYER]
+        self.head = torch.randn(HEAD)
+
+    def step(self, rows: int) -> Callable[[], None]:
+        """What runs all products once."""
+        matrices = self.layers + [self.head] * (rows <= HEAD_ROWS)
+        sources = {width: torch.randn(rows, width) for _, width in {*LAYER, HEAD}}
+
+        def run() -> None:
+            with torch.inference_mode():
+                for matrix in matrices:
+                    F.linear(sources[matrix.shape[1]], matrix)
+
+        return run
+
+
+def interleaved(runs: Sequence[Callable[[], None]], repeats: int, clock: Callable[[], float]) -> list[float]:
+    """Median seconds of each, after one round that doesn't count."""
+    taken: list[list[float]] = [[] for _ in runs]
+    for turn in range(repeats + 1):
+        for side, run in enumerate(runs):
+            begun = clock()
+            run()
+            if turn:
+                taken[side].append(clock() - begun)
+    return [statistics.median(seconds) for seconds in taken]
+
+
+def main() -> None:
+    """Measures and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", default="1,8,32,128,512")
+    parser.add_argument("--kind", default="Q4_1", choices=sorted(packing.FORMATS))
+    parser.add_argument("--isa", default=None)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--cpu", action="store_true")
+    arguments = parser.parse_args()
+    clock = time.process_time if arguments.cpu else time.perf_counter
+    isa = arguments.isa or library.chosen()
+    ours, theirs = Ours(arguments.kind, arguments.threads, isa), Theirs(arguments.threads)
+    table = Table(
+        title=f"{arguments.kind} layers, Q8_0 head up to {HEAD_ROWS} rows; {isa}, {arguments.threads} threads"
+    )
+    for column in ("rows", "ours ms", "GB/s", "GF/s", "torch fp32 ms", "GF/s", "ratio"):
+        table.add_column(column, justify="right")
+    for rows in map(int, arguments.rows.split(",")):
+        mine, peer = interleaved([ours.step(rows), theirs.step(rows)], arguments.repeats, clock)
+        matrices = ours.matrices(rows)
+        bytes_read = sum(matrix.data.nbytes for matrix in matrices)
+        work = 2e-9 * rows * sum(matrix.out * matrix.width for matrix in matrices)
+        figures = (1e3 * mine, 1e-9 * bytes_read / mine, work / mine, 1e3 * peer, work / peer, peer / mine)
+        table.add_row(
+            str(rows),
+            *(f"{figure:.1f}" if figure < 1000 else f"{figure:.0f}" for figure in figures[:-1]),
+            f"{figures[-1]:.2f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
