@@ -1,9 +1,11 @@
 """`perdure`: one file a command. Exit codes: `ops.cli.exits`."""
 
 import importlib
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
+
+from ops.cli.pipes import quiet_when_nobody_reads
 
 
 class _LazyGroup(click.Group):
@@ -31,6 +33,14 @@ class _LazyGroup(click.Group):
         module, _, attribute = self.modules[name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with quiet_when_nobody_reads():  # of --help and --version
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with quiet_when_nobody_reads():
+            return super().invoke(ctx)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
