@@ -4,10 +4,11 @@ Nothing happens by itself: plans, copies and answers lie in queues until a test 
 every event the world checks what must always hold; `settle` leaves everything alone and checks what must hold then.
 """
 
-from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
+
+import msgspec
 
 from services.scheduler.engine import Engine
 from services.scheduler.events import Advanced, Ask, Effect, Forgotten, Journal, Tell, ToWorker
@@ -23,6 +24,7 @@ from shared.messages.engine import (
     KVFacts,
     Plan,
     Result,
+    RowResult,
     SampleSpec,
     StopAt,
     Submit,
@@ -31,6 +33,7 @@ from shared.messages.engine import (
 )
 from shared.messages.front import Rejected
 from shared.messages.store import Abandon, Commit, Found, Lookup, Release, Reserve, Reserved
+from tests.plan_rows import Checked, fed
 from tests.sim_client import Sent
 from tests.sim_losses import Losses
 from tests.sim_store import SimStore, Slot
@@ -67,10 +70,11 @@ class World:
         self.store = SimStore()
         self.store_up = False
         self.plans: list[tuple[Plan, Result | None]] = []
-        """Outstanding ones, in order; with a result where the worker is through and the news is on its way."""
+        """Outstanding ones, in order, their rows whole; with a result where the worker is through already."""
         self.transfers: list[tuple[Transfer, Transferred | None]] = []
         self.asks: list[Ask] = []
         self.worker: SimWorker | None = None
+        self.plan_rows: Checked | None = None
         self.mute = False
         """A store that gets questions and never answers."""
         self.stalled = False
@@ -108,6 +112,8 @@ class World:
             self.effects += [*news, plan]
             if plan is None:
                 break
+            assert self.plan_rows is not None
+            plan = self.plan_rows.whole(plan)
             self._check_plan(plan, [*(one for one, _ in self.plans), *plans])
             plans.append(plan)
         self.carry_out(effects, plans)
@@ -200,6 +206,7 @@ class World:
     def start_worker(self) -> None:
         self.epoch += 1
         self._lose_plans()
+        self.plan_rows = Checked(self.facts, VOCAB, self.max_context)
         self.worker = SimWorker(self.facts, self.max_context)
         self.call("worker_up", self.now, self.epoch, self.facts, self.max_context)
 
@@ -212,9 +219,9 @@ class World:
         self.losses.lost(plan for plan, _ in self.plans)
         self.plans, self.transfers = [], []
 
-    def finish_plan(self) -> None:
-        """The worker answers the plan that it is at."""
-        result = self._run(0)
+    def finish_plan(self, change: Callable[[RowResult], RowResult] = lambda row: row) -> None:
+        """The worker answers the plan that it is at; `change`: what it says of each row instead of the truth."""
+        result = self._run(0, change)
         self.losses.finished(self.plans.pop(0)[0])
         self.call("result", self.now, result)
 
@@ -223,12 +230,16 @@ class World:
         for index in range(len(self.plans)):
             self._run(index)
 
-    def _run(self, index: int) -> Result:
+    def _run(self, index: int, change: Callable[[RowResult], RowResult] = lambda row: row) -> Result:
         assert self.worker is not None
         plan, result = self.plans[index]
         if result is None:
             assert all(self._owner(block) != FREE for row in plan.rows for block in unpack_u32(row.blocks))
+            assert self.plan_rows is not None
             result = self.worker.run(plan)
+            result = msgspec.structs.replace(result, rows=tuple(change(row) for row in result.rows))
+            self.worker.ended |= {row.key for row in result.rows if row.error is not None or row.dropped}
+            self.plan_rows.ran(plan, result)
             self.plans[index] = plan, result
         return result
 
@@ -478,9 +489,9 @@ class World:
         self.losses.check_plan(plan, before)
         size, written, total = self.facts.block_tokens, set[int](), 0
         for row in plan.rows:
-            ids, table = array("I", row.ids), unpack_u32(row.blocks)
-            total += 1 if row.feeds_last else len(ids)
-            assert not (row.feeds_last and ids)
+            table = unpack_u32(row.blocks)
+            total += fed(row)
+            assert not (row.feeds_last and row.ids)
             for block in table[row.start // size :]:
                 assert self._owner(block) == REQUEST
                 assert block not in written

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shared.messages.base import unpack_u32
 from shared.messages.engine import Plan
+from tests.plan_rows import fed
 from tests.sim_client import Sent
 
 MOST = 3
@@ -20,7 +20,7 @@ class Losses:
     def finished(self, plan: Plan) -> None:
         """The worker has done it."""
         for row in plan.rows:
-            end = row.start + (1 if row.feeds_last else len(unpack_u32(row.ids)))
+            end = row.start + fed(row)
             if end > self._furthest.get(row.key, 0):
                 self._furthest[row.key], self._lost[row.key] = end, 0
 

@@ -60,7 +60,7 @@ class SimWorker:
         self.computed = 0
         self.drawn: dict[int, int] = {}
         self.ended: set[int] = set()
-        """By key, what the plan before drew, and whom it ended."""
+        """By key, what was drawn last, and who ended by it."""
         self.clean: set[int] = set()
         """Free blocks that hold garbage already."""
 
@@ -69,18 +69,16 @@ class SimWorker:
         return [mix(1 << 60, self.garbage, i) for i in range(self.facts.block_tokens)]
 
     def run(self, plan: Plan) -> Result:
+        """A plan with whole rows."""
         size, rows = self.facts.block_tokens, []
-        drawn, ended = self.drawn, self.ended
-        self.drawn, self.ended = {}, set()
         for row in plan.rows:
-            if row.key in ended:
-                self.ended.add(row.key)
+            if row.key in self.ended:
                 rows.append(RowResult(row.key, dropped=True))
                 continue
             ids, table = unpack_u32(row.ids), unpack_u32(row.blocks)
             if row.feeds_last:
                 assert not ids
-                ids.append(drawn[row.key])
+                ids.append(self.drawn[row.key])
             end = row.start + len(ids)
             assert len(table) == -(-end // size)
             for position, token in enumerate(ids, row.start):

@@ -15,6 +15,7 @@ from rich.table import Table
 from ops.bench.catalogue import catalogue
 from ops.bench.copies import copies
 from ops.bench.figures import Figures
+from ops.bench.messages import messages
 from ops.bench.restore import restore
 from ops.bench.suite import Suite
 from ops.models.download import pull
@@ -23,7 +24,12 @@ from ops.stack import ROOT, Stack
 from shared.config import ModelConfig
 from shared.paths import default_home
 
-BARE: dict[str, Callable[[int, Figures], None]] = {"catalogue": catalogue, "copies": copies, "restore": restore}
+BARE: dict[str, Callable[[int, Figures], None]] = {
+    "catalogue": catalogue,
+    "copies": copies,
+    "messages": messages,
+    "restore": restore,
+}
 """Sections that need no running stack and no model."""
 
 SERVED = ("prefill", "batch", "warm", "services", "revival", "overhead")

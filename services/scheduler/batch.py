@@ -1,11 +1,9 @@
 """One ragged batch a step: a token for each decode first, prefill chunks with what is left of the budget."""
 
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.scheduler.request import Request
-from shared.messages.engine import Row
 
 
 @dataclass
@@ -37,28 +35,8 @@ class Batch:
         batch.add(suspect)
         return batch
 
-    def rows(self, block_tokens: int) -> tuple[Row, ...]:
-        """The plan's rows, of requests that have not been told yet that they are in it."""
-        return tuple(_row(request, count, block_tokens) for request, count in self.slices.values())
-
 
 def decodes_first(running: Iterable[Request]) -> list[Request]:
     """Those who can go on: decodes, longest waiting first, then prefills, oldest first."""
     ready = [request for request in running if request.load is None]
     return sorted(ready, key=lambda r: (False, r.last_turn, r.key) if r.pending == 1 else (True, 0, r.key))
-
-
-def _row(request: Request, count: int, block_tokens: int) -> Row:
-    assert request.seq is not None
-    start, end = request.planned, request.planned + count
-    table = request.seq.blocks[: -(-end // block_tokens)]
-    return Row(
-        key=request.key,
-        start=start,
-        ids=request.tokens[start:end].tobytes(),
-        blocks=array("I", table).tobytes(),
-        sample=request.accept.sample if count == request.pending else None,
-        drawn=request.output_tokens + request.drawing,
-        stop_ids=request.accept.stop_ids,
-        feeds_last=start == len(request.tokens),
-    )

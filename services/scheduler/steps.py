@@ -26,6 +26,7 @@ from services.scheduler.policy import WaitingQueue
 from services.scheduler.records import Admit, Step, StepRow
 from services.scheduler.request import Request
 from services.scheduler.residence import Residence
+from services.scheduler.told import Told
 from shared.messages.base import pack_u32
 from shared.messages.engine import Plan, Result, RowResult
 from shared.messages.front import FinishReason, TokenLogprob
@@ -60,6 +61,7 @@ class Steps:
         self._waiting = waiting
         self._finish = finish
         self._outs: deque[_Out] = deque()
+        self._told = Told()
         self._steps_unforced = 0
         self._turns = 0
 
@@ -71,6 +73,7 @@ class Steps:
     def worker_down(self) -> list[Request]:
         """The outstanding plans will never be answered; returns whose they were."""
         outs, self._outs = self._outs, deque()
+        self._told.forget()
         return list({part.request.key: part.request for out in outs for part in out.slices}.values())
 
     # --- planning -----------------------------------------------------------------------------------------------
@@ -98,7 +101,8 @@ class Steps:
             return None
         self._steps_unforced += not forced
         self._desk.counters.steps += 1
-        plan = Plan(epoch=self._desk.epoch, seq=self._desk.next_seq(), rows=batch.rows(kv.block_tokens))
+        parts, living = batch.slices.values(), self._home.running
+        plan = self._told.plan(self._desk.epoch, self._desk.next_seq(), parts, kv.block_tokens, living)
         slices = [self._planned(now, request, count) for request, count in batch.slices.values()]
         self._outs.append(_Out(plan.seq, slices))
         return plan

@@ -21,6 +21,7 @@ from services.worker.lane import Lane
 from services.worker.loading import load_runner
 from services.worker.page_store import PageStore
 from services.worker.runner import Runner
+from services.worker.sessions import keys_of
 from services.worker.steps import Steps
 from services.worker.toy_runner import ToyRunner
 from services.worker.transfer import Transfers
@@ -161,7 +162,7 @@ class Worker(Actor):
             self.dropped("older_epoch", f"plan {message.seq} of epoch {message.epoch}, now {self._epoch}")
             return
         if self._plans >= MAX_PLANS:
-            rows = tuple(RowResult(key=row.key, error=f"the worker has {self._plans} plans") for row in message.rows)
+            rows = tuple(RowResult(key=key, error=f"the worker has {self._plans} plans") for key in keys_of(message))
             self._send(peer, head, Result(epoch=message.epoch, seq=message.seq, rows=rows, forward_s=0.0))
             return
         self._plans += 1
@@ -170,7 +171,7 @@ class Worker(Actor):
             self._plans -= 1
             self._finished(peer, head, message.epoch, result)
 
-        tokens = sum(max(len(row.ids) // 4, row.feeds_last) for row in message.rows)
+        tokens = sum(max(len(row.ids) // 4, row.feeds_last) for row in message.rows) + len(message.goes_on) // 8
         step = partial(self._steps.execute, message, self._wanted(message.epoch))
         self._compute.submit(self._step_watch.around(tokens, step), done)
 

@@ -1,24 +1,21 @@
 """One plan to one result: check the rows, run the model, draw the tokens. Runs in the compute lane.
 
 A row that is wrong, or that the model can't serve, ends its own request; the other rows go on. Only an exception that
-nobody foresaw costs every row of its plan, and even then the worker serves the next one. Rows of a plan that was made
-while the one before it ran are completed by what that one drew.
+nobody foresaw costs every row of its plan, and even then the worker serves the next one.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import structlog
 
-from services.worker.carried import Carried, Dropped
 from services.worker.page_store import PageStore
 from services.worker.recorder import Recorder
-from services.worker.rows import BadRow, Span, checked
 from services.worker.runner import RowOutput, Runner
 from services.worker.sampler import logprob_of, sample
+from services.worker.sessions import Part, Sessions, Unfit
 from shared.config import ConfigError
 from shared.faults import Faults
 from shared.messages.base import pack_u32
@@ -29,7 +26,7 @@ from shared.messages.front import TokenLogprob
 @dataclass(frozen=True)
 class StepStatistics:
     """Totals since start: steps, tokens fed, tokens drawn, rows that ended in an error, rows dropped as their request
-    had ended in the step before, seconds in steps.
+    had ended in a step before, seconds in steps.
     """
 
     steps: int
@@ -50,7 +47,7 @@ class Steps:
         self._fixed = parse_fixed_ids(faults.config.fixed_ids, runner.ready.vocab)
         self._recorder = Recorder(Path(faults.config.record_plans)) if faults.config.record_plans else None
         self._log = structlog.get_logger(part="steps")
-        self._carried = Carried()
+        self._sessions = Sessions(runner.ready)
         self._steps = self._tokens = self._drawn = self._errors = self._dropped = 0
         self._seconds = 0.0
 
@@ -59,14 +56,11 @@ class Steps:
         if not wanted():
             return None
         started = time.perf_counter()
-        self._carried.begin(plan.epoch)
         try:
-            rows = self._rows(plan)
-        except Exception as error:
-            self._log.error("step_failed", epoch=plan.epoch, seq=plan.seq, rows=len(plan.rows), exc_info=error)
-            reason = f"the step failed: {type(error).__name__}: {error}"
-            rows = [RowResult(key=row.key, error=reason) for row in plan.rows]
-        self._carried.end(plan.rows, rows)
+            rows = self._rows(self._sessions.complete(plan), plan)
+        except ValueError as error:  # packed keys are torn: nobody knows whose rows these were
+            self._log.error("plan_torn", epoch=plan.epoch, seq=plan.seq, reason=str(error))
+            rows = [RowResult(key=row.key, error=f"the plan is torn: {error}") for row in plan.rows]
         seconds = time.perf_counter() - started
         self._steps += 1
         self._seconds += seconds
@@ -75,31 +69,27 @@ class Steps:
         self._dropped += sum(row.dropped for row in rows)
         return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=seconds)
 
-    def _rows(self, plan: Plan) -> list[RowResult]:
-        parts = [self._part(row) for row in plan.rows]
-        good = [part[0] for part in parts if isinstance(part, tuple)]
+    def _rows(self, parts: list[Part | Unfit], plan: Plan) -> list[RowResult]:
+        good = [part.row for part in parts if isinstance(part, Part)]
         if self._recorder is not None:
-            self._recorder.append(msgspec.structs.replace(plan, rows=tuple(good)))
-        outputs = iter(self._runner.step(good, self._pool).rows if good else ())
-        self._faults.at("worker_in_step")
-        results: list[RowResult] = []
-        for row, part in zip(plan.rows, parts, strict=True):
-            if isinstance(part, tuple):
-                self._tokens += len(part[1].ids)
-                results.append(self._result(part[0], part[1].end, next(outputs)))
-            elif isinstance(part, Dropped):
-                results.append(RowResult(key=row.key, dropped=True))
-            else:
-                results.append(RowResult(key=row.key, error=f"the plan's row is wrong: {part}"))
+            self._recorder.append(Plan(epoch=plan.epoch, seq=plan.seq, rows=tuple(good)))
+        try:
+            outputs = iter(self._runner.step(good, self._pool).rows if good else ())
+            self._faults.at("worker_in_step")
+            results = [self._outcome(part, outputs) for part in parts]
+        except Exception as error:
+            self._log.error("step_failed", epoch=plan.epoch, seq=plan.seq, rows=len(parts), exc_info=error)
+            reason = f"the step failed: {type(error).__name__}: {error}"
+            results = [RowResult(key=part.key, error=reason) for part in parts]
+        for part, result in zip(parts, results, strict=True):
+            self._sessions.note(part, result)
         return results
 
-    def _part(self, row: Row) -> tuple[Row, Span] | Dropped | BadRow:
-        """A row with all that it feeds, and what it is in integers."""
-        try:
-            whole = self._carried.complete(row)
-            return whole if isinstance(whole, Dropped) else (whole, checked(whole, self._runner.ready))
-        except BadRow as error:
-            return error
+    def _outcome(self, part: Part | Unfit, outputs: Iterator[RowOutput]) -> RowResult:
+        if isinstance(part, Unfit):
+            return RowResult(key=part.key, error=part.error or None, dropped=not part.error)
+        self._tokens += part.count
+        return self._result(part.row, part.end, next(outputs))
 
     def _result(self, row: Row, position: int, output: RowOutput) -> RowResult:
         """`position`: absolute position of the token that the row draws."""

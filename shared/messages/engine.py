@@ -110,15 +110,14 @@ class Idle(Message, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One request's part of a step: feed `ids` (packed u32) at absolute positions [start, start + n).
+    """One request's part of a step, whole: feed `ids` (packed u32) at absolute positions [start, start + n).
 
     `blocks`: packed u32 block table that covers [0, start + n). KV of [0, start) is in the pool.
     `sample` None: a prefill chunk that is not the last one, no logits wanted. `drawn`: how many output tokens the
     request has already, so the index of the one that this row draws (also after a retraction or a restart).
 
-    A plan that is made while the one before it runs doesn't know what that one draws. `feeds_last`: `ids` is empty,
-    and the row feeds the one token that the plan before drew for this key. When that token was one of `stop_ids`, or
-    the key's row there ended in an error, this row is not computed and its result is `dropped`.
+    A plan that is made while another runs doesn't know what that one draws. `feeds_last`: `ids` is empty, and the row
+    feeds the one token that was drawn last for this key.
     """
 
     key: int
@@ -131,21 +130,39 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     feeds_last: bool = False
 
 
+class Grown(msgspec.Struct, frozen=True, array_like=True):
+    """Further blocks (packed u32) at the end of a request's table."""
+
+    key: int
+    blocks: bytes
+
+
 class Plan(Message, frozen=True, kw_only=True):
     """One ragged step. Answered by Result with the same epoch and seq, in the order of the plans.
+
+    A plan is a delta. The worker keeps, for each key and for as long as the epoch lasts, the last row with its table,
+    and what it drew. In this order: `gone` (packed u64) are keys to be forgotten, `grown` are further blocks, `goes_on`
+    (packed u64) are keys whose last row drew a token: that is fed at the next position, and another drawn, with the
+    same sampling; and `rows` are given whole.
+
+    A key whose row ended in an error, or drew one of its `stop_ids`, is not computed again: results of further rows of
+    it are `dropped`.
 
     The scheduler sends the next plan while this one runs; the worker has at most two, and works through them in order.
     """
 
     epoch: int
     seq: int
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
+    goes_on: bytes = b""
+    grown: tuple[Grown, ...] = ()
+    gone: bytes = b""
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
     """`token`: the drawn id, -1 when the row had no `sample` or failed. `error`: ends the request alone.
 
-    `dropped`: the plan before ended this request, so there was nothing to compute.
+    `dropped`: a plan before ended this request, so there was nothing to compute.
     """
 
     key: int
@@ -156,7 +173,7 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Result(Message, frozen=True, kw_only=True):
-    """Outcome of a plan, rows in the plan's order. `forward_s`: seconds of the forward step."""
+    """Outcome of a plan: of the rows of `goes_on`, then of `rows`, each in order. `forward_s`: seconds of the step."""
 
     epoch: int
     seq: int

@@ -31,6 +31,7 @@ from shared.messages.hello import Snapshot, Status
 from shared.paths import Places
 from shared.peers import Peer
 from shared.testing import TestPeer, dialled, running
+from tests.plan_rows import PlanRows, fed
 
 B = 4
 M = TypeVar("M", bound=Message)
@@ -64,19 +65,22 @@ def expected(prompt: list[int], count: int) -> list[int]:
 def result_of(plan: Plan) -> Result:
     rows = []
     for row in plan.rows:
-        end = row.start + (1 if row.feeds_last else len(unpack_u32(row.ids)))
+        end = row.start + fed(row)
         rows.append(RowResult(row.key, next_token(end) if row.sample is not None else -1))
     return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=0.0)
 
 
 class PlayedWorker:
-    """Answers Quiesce; `step` answers one plan, `run` all of them until cancelled. Transfers go to `transfers`."""
+    """Answers Quiesce; `step` answers one plan, `run` all of them until cancelled. Plans are noted with whole rows,
+    transfers in `transfers`.
+    """
 
     def __init__(self, node: TestPeer, peer: Peer) -> None:
         self.node, self.peer = node, peer
         self.plans: list[Plan] = []
         self.transfers: list[Transfer] = []
         self.epochs: list[int] = []
+        self.rows = PlanRows()
 
     async def introduce(self, facts: KVFacts = FACTS, max_context: int = 512) -> None:
         self.peer.send(
@@ -94,6 +98,7 @@ class PlayedWorker:
         _, head, quiesce = await self.node.receive_request()
         assert isinstance(quiesce, Quiesce)
         self.epochs.append(quiesce.epoch)
+        self.rows = PlanRows()
         self.node.answer(self.peer, head, Idle(epoch=quiesce.epoch))
 
     async def plan(self) -> Plan:
@@ -101,8 +106,8 @@ class PlayedWorker:
         while True:
             _, _, message = await self.node.receive_request()
             if isinstance(message, Plan):
-                self.plans.append(message)
-                return message
+                self.plans.append(self.rows.whole(message))
+                return self.plans[-1]
             assert isinstance(message, Transfer)
             self.transfers.append(message)
 

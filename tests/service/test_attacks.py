@@ -24,6 +24,7 @@ from services.scheduler.actor import Scheduler
 from services.store.actor import Store
 from services.tokenizer.actor import Tokenizer
 from services.worker.actor import Worker
+from services.worker.sessions import keys_of
 from shared.actor import Actor
 from shared.config import Config, KVConfig, ModelConfig, StoreConfig
 from shared.messages import BadMessage, Head, Message, decode, encode
@@ -312,8 +313,8 @@ def _played(asked: Message, rng: random.Random) -> Message | None:
     match asked:
         case Quiesce(epoch=epoch):
             return Idle(epoch=epoch)
-        case Plan(epoch=epoch, seq=seq, rows=rows):
-            right = Result(epoch=epoch, seq=seq, rows=tuple(RowResult(row.key, 7) for row in rows), forward_s=0.0)
+        case Plan(epoch=epoch, seq=seq):
+            right = Result(epoch=epoch, seq=seq, rows=tuple(RowResult(key, 7) for key in keys_of(asked)), forward_s=0.0)
         case Transfer(epoch=epoch, seq=seq, copies=copies):
             n = len(copies)
             right = Transferred(epoch=epoch, seq=seq, checksums=bytes(8 * n), ok=b"\1" * n, seconds=0.0)

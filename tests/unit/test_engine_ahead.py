@@ -5,7 +5,7 @@ import pytest
 from services.scheduler.records import Step
 from services.scheduler.settings import Settings
 from shared.messages.base import unpack_u32
-from shared.messages.engine import Result
+from shared.messages.engine import RowResult
 from tests.engine_kit import counter, kv_of, words
 from tests.scheduler_world import World
 from tests.sim_worker import oracle
@@ -168,11 +168,7 @@ def test_a_result_that_never_came_ends_its_rows_once_the_next_one_is_there() -> 
 def test_a_row_that_the_worker_drops_without_a_cause_is_an_error_of_its_request() -> None:
     world = World(Settings(step_tokens=64), blocks=40, block_tokens=4)
     id = world.submit(words(5, 1), 30)
-    plan, _ = world.plans.pop(0)
-    assert world.worker is not None
-    world.worker.ended.add(plan.rows[0].key)
-    result: Result = world.worker.run(plan)
-    world.call("result", world.now, result)
+    world.finish_plan(lambda row: RowResult(row.key, dropped=True))
     assert reason_of(world, id) == "error"
     while world.turn():
         pass

@@ -14,7 +14,7 @@ from services.scheduler.engine import Engine
 from services.scheduler.records import Accept, Admit, AnyRecord, Ended, Step
 from services.scheduler.settings import Settings
 from shared.messages.base import unpack_u32
-from shared.messages.engine import Journaled, Result, RowResult
+from shared.messages.engine import Journaled, RowResult
 from shared.messages.front import Rejected
 from tests.engine_kit import counter, kv_of, words
 from tests.property.test_engine_walks import walk
@@ -176,11 +176,8 @@ def test_a_row_error_ends_its_request_alone() -> None:
     bad, good = world.submit(words(5, 1), 4), world.submit(words(5, 2), 4)
     world.finish_plan()
     assert world.plan is not None
-    plan, _ = world.plans.pop(0)
-    assert world.worker is not None
-    result = world.worker.run(plan)
-    rows = [RowResult(row.key, error="non-finite value in layer 3") if row.key == 1 else row for row in result.rows]
-    world.call("result", world.now, Result(epoch=1, seq=plan.seq, rows=tuple(rows), forward_s=0.0))
+    wrong = RowResult(1, error="non-finite value in layer 3")
+    world.finish_plan(lambda row: wrong if row.key == 1 else row)
     finish = world.sent[bad].finish
     assert finish is not None
     assert finish.error == ("internal", "non-finite value in layer 3")

@@ -26,6 +26,7 @@ PURE = [
     "services/scheduler/settings.py",
     "services/scheduler/steps.py",
     "services/scheduler/timers.py",
+    "services/scheduler/told.py",
     "services/scheduler/kv",
     "services/scheduler/feed.py",
     "services/scheduler/journal_fold.py",

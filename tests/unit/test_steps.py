@@ -101,7 +101,8 @@ def test_a_row_that_feeds_what_was_never_drawn_ends_alone() -> None:
     with_ids = Row(1, 1, pack_u32([4]), pack_u32([1]), SampleSpec(), 1, (), feeds_last=True)
     rows = run(steps, ahead(3), with_ids, ahead(2), ahead(5)).rows
     assert [r.error is not None for r in rows] == [True, True, True, False]
-    assert "feeds what the plan before drew" in (rows[0].error or "")
+    assert "nothing was drawn" in (rows[0].error or "")
+    assert "4 bytes of its own" in (rows[1].error or "")
 
 
 def test_a_new_epoch_knows_nothing_of_the_plan_before() -> None:

@@ -136,6 +136,7 @@ class KVManager:
         self._pool.release(reversed(own[:known]), REQUEST)
         self._duplicates += known
         seq.blocks[first:full] = canonical
+        seq.rewrites += known > 0
         seq.cached_blocks = full
         self._move_lock(seq, end)
         return self._described(seq, range(first + known, full))

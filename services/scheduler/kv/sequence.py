@@ -33,6 +33,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     cached_blocks: int = 0
     closed: bool = False
+    rewrites: int = 0
+    """How often `publish` has replaced ids in `blocks`."""
     replaced: list[int] = field(default_factory=list)
 
 

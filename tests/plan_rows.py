@@ -1,0 +1,84 @@
+"""What the deltas of plans mean, told again in the plainest way: the worlds of the tests see whole rows only."""
+
+from collections import deque
+
+import msgspec
+
+from services.worker.sessions import Part, Sessions
+from shared.messages.base import unpack_u32, unpack_u64
+from shared.messages.engine import KVFacts, Plan, Result, Row, WorkerReady
+
+
+def fed(row: Row) -> int:
+    """Tokens that a row feeds."""
+    return 1 if row.feeds_last else len(unpack_u32(row.ids))
+
+
+class PlanRows:
+    """Of one worker in one epoch; plans in their order."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, Row] = {}
+
+    def whole(self, plan: Plan) -> Plan:
+        """The same plan with every row whole. AssertionError when it names what was never told."""
+        for key in unpack_u64(plan.gone):
+            del self.last[key]
+        for grown in plan.grown:
+            row = self.last[grown.key]
+            self.last[grown.key] = msgspec.structs.replace(row, blocks=row.blocks + grown.blocks)
+        rows = list[Row]()
+        for key in unpack_u64(plan.goes_on):
+            row = self.last[key]
+            assert row.sample is not None
+            rows.append(
+                msgspec.structs.replace(row, start=row.start + fed(row), ids=b"", drawn=row.drawn + 1, feeds_last=True)
+            )
+        rows += plan.rows
+        self.last |= {row.key: row for row in rows}
+        assert len({row.key for row in rows}) == len(rows) > 0
+        return Plan(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows))
+
+
+class Checked:
+    """The worker's own account beside the naive one: both read the same plans, and must come to the same rows."""
+
+    def __init__(self, facts: KVFacts, vocab: int, max_context: int) -> None:
+        ready = WorkerReady(
+            model="",
+            architecture="",
+            vocab=vocab,
+            max_context=max_context,
+            backend="",
+            numerics="",
+            kv=facts,
+            limits={},
+        )
+        self._sessions = Sessions(ready)
+        self._plans = deque[tuple[Plan, int]]()
+        """With how many requests the worker knows then."""
+        self._rows = PlanRows()
+
+    def whole(self, plan: Plan) -> Plan:
+        """A plan that was just made."""
+        whole = self._rows.whole(plan)
+        self._plans.append((plan, len(self._rows.last)))
+        return whole
+
+    def ran(self, whole: Plan, result: Result) -> None:
+        """A plan was computed, in its turn."""
+        plan, known = self._plans.popleft()
+        assert plan.seq == whole.seq
+        parts = self._sessions.complete(plan)
+        for part, row, outcome in zip(parts, whole.rows, result.rows, strict=True):
+            assert part.key == row.key
+            if isinstance(part, Part):
+                assert part.count == fed(row)
+                assert part.end == row.start + part.count
+                assert row.feeds_last or part.row.ids == row.ids
+                assert part.row == msgspec.structs.replace(row, ids=part.row.ids, feeds_last=False)
+            else:
+                assert outcome.dropped
+                assert part.error == ""
+            self._sessions.note(part, outcome)
+        assert len(self._sessions) == known
