@@ -1,7 +1,7 @@
 """A whole stack as a child process on a home of its own: for the demo, end-to-end tests, chaos and benchmarks.
 
 The stack is exactly what `perdure serve` starts; nothing here knows how a service works. Leaving the `with` block
-stops it and removes home, run dir and arena, also on an error.
+stops it and removes home, run dir and arena, also on an error. Should this process be killed, the stack stops, too.
 """
 
 import os
@@ -16,6 +16,7 @@ from types import TracebackType
 import trio
 
 from ops.admin import SERVICES, admin, snapshots, wait_serving
+from ops.supervise.supervisor import STARTER_PID
 from shared.lock_files import holder
 from shared.messages.hello import Snapshot
 from shared.paths import Places, default_home
@@ -67,7 +68,7 @@ class Stack:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *self.entry],
                 cwd=ROOT,
-                env=self.environ,
+                env=self.environ | {STARTER_PID: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -32,6 +33,8 @@ from shared.paths import Lock, Places
 from shared.peers import wait_exit
 
 STACK_PID = "PERDURE_STACK_PID"
+STARTER_PID = "PERDURE_STARTER_PID"
+"""Set by a program that starts a stack for itself (a test, a benchmark): the stack ends with it. A user's does not."""
 YIELDING = frozenset({"tokenizer", "detokenizer", "gateway"})
 """Services whose work may wait a little when the compute threads need the cores, once they are ready."""
 YIELD_AGAIN_S = 0.15
@@ -156,6 +159,9 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             for pid in ancestors(os.getppid(), os.environ.get(STACK_PID, "")):
                 nursery.start_soon(self._watch_ancestor, pid)
+            starter = os.environ.get(STARTER_PID, "")
+            if starter.isdecimal():
+                nursery.start_soon(self._watch_starter, int(starter))
             ready_for_signals = trio.Event()
             nursery.start_soon(self._signals, ready_for_signals)
             await ready_for_signals.wait()
@@ -243,6 +249,16 @@ class Supervisor:
     async def _watch_ancestor(self, pid: int) -> None:
         await wait_exit(pid)
         self.log.warning("orphaned", ancestor=pid)
+        self._stop()
+
+    async def _watch_starter(self, pid: int) -> None:
+        """Nobody is left who would continue a honcho that was stopped, so that it sees all of us end."""
+        await wait_exit(pid)
+        self.log.warning("starter_gone", starter=pid)
+        stack = os.environ.get(STACK_PID, "")
+        if stack.isdecimal():
+            with suppress(ProcessLookupError):
+                os.kill(int(stack), signal.SIGCONT)
         self._stop()
 
     async def _signals(self, ready: trio.Event) -> None:

@@ -4,9 +4,15 @@ The hooks pass N-1 times and die at the N-th, in every life of the service, so m
 model makes a single wrong, stale or torn block change the answer.
 """
 
+import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -170,6 +176,51 @@ async def test_honcho_killed_leaves_no_orphan() -> None:
                 await wait_exit(pid)
         made.process = None
         await made.start()
+
+
+STARTER = """
+import json, trio
+from ops.cli.logs import quiet_logs
+from ops.stack import Stack
+from tests.e2e.kit import TOY
+quiet_logs()
+stack = Stack(TOY, share_models=False)
+trio.run(stack.start)
+places = [stack.base, stack.places.run, stack.places.arena()]
+print(json.dumps([[stack.process.pid, *stack.running()], list(map(str, places))]), flush=True)
+trio.run(trio.sleep_forever)
+"""
+
+
+@contextmanager
+def starter() -> Iterator[tuple["subprocess.Popen[bytes]", list[int]]]:
+    """A program that has started a stack for itself; pids of honcho, services and supervisors."""
+    process = subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    places: list[str] = []
+    try:
+        pids, places = json.loads(process.stdout.readline())
+        yield process, pids
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        for place in places:
+            Path(place).unlink(missing_ok=True) if place.endswith("-arena") else shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_stack_ends_with_the_program_that_started_it_for_itself(paused: bool) -> None:
+    """A killed test or benchmark can't stop what it has started; also when it had stopped honcho and services."""
+    with starter() as (process, pids):
+        assert len(pids) == 11
+        if paused:
+            for pid in pids[:4]:
+                os.kill(pid, signal.SIGSTOP)
+        process.kill()
+        with trio.fail_after(DEADLINE_S):
+            for pid in pids:
+                await wait_exit(pid)
 
 
 async def test_i08_ctrl_c_leaves_no_process_socket_or_temporary_file() -> None:
