@@ -2,11 +2,11 @@
 
 `python -m ops.bench.attention [--threads N] [--rounds N] [--only NAME ...]`. torch gets what it likes best: fp32 K and
 V of each sequence in one piece, [kv_heads, n, dim], and its own threads. Both walk over as many layers as make the KV
-larger than the caches, as the layers of a model do; rounds are interleaved; microseconds a layer, medians.
+larger than the caches, as the layers of a model do; rounds are interleaved; microseconds a layer, medians. `--cpu`
+counts CPU time of one thread instead of wall time: the only figure worth having on a busy machine.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +21,7 @@ from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.cpu import library
+from ops.bench.measure import Spread
 
 HEADS, KV_HEADS, DIM, BLOCK_TOKENS = 9, 3, 64, 32
 TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
@@ -142,11 +143,16 @@ class Theirs:
             )
 
 
-def microseconds(run: Callable[[], Any], layers: int) -> float:
+def microseconds(run: Callable[[], Any], layers: int, clock: Callable[[], float]) -> float:
     """Of one layer."""
-    begun = time.perf_counter()
+    begun = clock()
     run()
-    return (time.perf_counter() - begun) / layers * 1e6
+    return (clock() - begun) / layers * 1e6
+
+
+def shown(spread: Spread) -> str:
+    """Median (least-greatest), in whole microseconds."""
+    return f"{spread.median:,.0f} ({spread.low:,.0f}-{spread.high:,.0f})"
 
 
 def main() -> None:
@@ -155,22 +161,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=[], help="cases whose names hold one of these")
-    parser.add_argument("--alone", action="store_true", help="leave torch out")
+    parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    table = Table("us a layer", "ours", "least", "SDPA fp32", "ours is faster by")
+    threads, clock = (1, time.process_time) if arguments.cpu else (arguments.threads, time.perf_counter)
+    torch.set_num_threads(threads)
+    table = Table("us a layer", "ours", "SDPA fp32", "ours is faster by")
     for case in CASES:
         if arguments.only and not any(word in case.name for word in arguments.only):
             continue
-        ours, theirs = Ours(case, arguments.threads), None if arguments.alone else Theirs(case)
+        ours, theirs = Ours(case, threads), Theirs(case)
         mine, torchs = [], []
-        for round in range(arguments.rounds + 1):  # the first warms up
-            took = microseconds(ours.run, case.layers), theirs and microseconds(theirs.run, case.layers)
-            if round:
+        for turn in range(arguments.rounds + 1):
+            took = microseconds(ours.run, case.layers, clock), microseconds(theirs.run, case.layers, clock)
+            if turn:  # the first warms up
                 mine.append(took[0])
-                torchs.append(took[1] or 0.0)
-        a, b = statistics.median(mine), statistics.median(torchs)
-        table.add_row(case.name, f"{a:.0f}", f"{min(mine):.0f}", f"{b:.0f}", f"{b / a:.2f}x")
+                torchs.append(took[1])
+        a, b = Spread.of(mine), Spread.of(torchs)
+        table.add_row(case.name, shown(a), shown(b), f"{b.median / a.median:.2f}x")
     Console().print(table)
 
 

@@ -163,17 +163,20 @@ def test_later_tokens_cannot_reach_an_earlier_one(cpu: Any, bad: float) -> None:
         assert np.isnan(result[at:]).all()
 
 
-def test_a_negative_zero_survives_tokens_that_come_later(cpu: Any) -> None:
-    """A product that underflows leaves -0; adding a masked position's +0 would turn it into +0."""
+@pytest.mark.parametrize(("start", "seen", "end"), [(0, 3, 40), (500, 505, 596)])
+def test_a_negative_zero_survives_tokens_that_come_later(cpu: Any, start: int, seen: int, end: int) -> None:
+    """A product that underflows leaves -0; adding a +0 for a tile's or a partial's unseen positions would lose it."""
     shape = Shape(kv_heads=1, group=1, dim=16, dtype="fp32", scale=1.0)
-    sequence = Tokens.random(shape, 40, 2)
+    sequence = Tokens.random(shape, end, 2)
     q, k, v = np.full_like(sequence.q, 1), np.zeros_like(sequence.k), np.ones_like(sequence.v)
-    k[:2] = -5
-    v[:3, 0] = np.array([0, -1e-45, -0.0], np.float32)[:, None]
-    short = attend(cpu, shape, [Chunk(Tokens(q, k, v), 0, 3)])
-    assert np.signbit(short[2]).all()
-    assert (short[2] == 0).all()
-    assert same_bits(attend(cpu, shape, [Chunk(Tokens(q, k, v), 0, 40)])[:3], short)
+    k[1] = -5
+    v[:seen] = -0.0
+    v[1] = -1e-45
+    sequence = Tokens(q, k, v)
+    last = attend(cpu, shape, [Chunk(sequence, seen - 1, seen)])
+    assert np.signbit(last).all()
+    assert (last == 0).all()
+    assert same_bits(attend(cpu, shape, [Chunk(sequence, start, end)])[seen - 1 - start][None], last)
 
 
 def test_parts_may_run_at_the_same_time_and_layer_after_layer(cpu: Any) -> None:

@@ -69,7 +69,7 @@ PD_INLINE void chains(const int rows, const int wide, const int kind, const floa
 #pragma GCC unroll 6
                 for (int r = 0; r < rows; r++) sum[r][s] = v16_fma(v16_set(a[r * a_row]), columns, sum[r][s]);
                 /* Without this the compiler keeps elements of a for the other strips and spills a sum instead. */
-                if (wide * rows == PD_CHAIN_ROWS) __asm__ volatile("" : : : "memory");
+                if (rows == 3 && wide == 2) __asm__ volatile("" : : : "memory");
             }
     }
 #pragma GCC unroll 6
