@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -27,7 +28,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 }
 """What the compiler is told for each instruction set."""
 
-COMMON = ("-std=c11", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+COMMON = ("-std=c11", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 EXACT = ("-ffp-contract=off", "-fno-fast-math")
 """No fused operation that the source does not spell out: a compiler's choice must not change a bit."""
@@ -87,17 +88,26 @@ def build(isa: str, folder: Path = HERE) -> Path:
     """Compiles the library of `isa` into `folder`; NoCompiler, or CalledProcessError whose stderr is the compiler's."""
     cc = compiler()
     folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".perdure_", suffix=".so", dir=folder)
-    os.close(handle)
-    try:
-        command = [*cc, *COMMON, *EXACT, *FLAGS[isa], f'-DPD_SOURCES="{digest(isa)}"', "-o", temporary]
-        sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
-        subprocess.run([*command, *sources], check=True, stderr=subprocess.PIPE, text=True)
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, library_path(isa, folder))
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".perdure_", dir=folder) as temporary:
+        library = Path(temporary) / "library.so"
+        flags = [*COMMON, *EXACT, *FLAGS[isa], f'-DPD_SOURCES="{digest(isa)}"']
+
+        def compiled(source: Path) -> str:
+            made = str(Path(temporary) / f"{source.stem}.o")
+            _run([*cc, *flags, "-c", "-o", made, str(source)])
+            return made
+
+        # The longest first, so that no core is left with it at the end
+        sources = sorted(SOURCES.glob("*.c"), key=lambda path: (path.name != "products.c", path.name))
+        with ThreadPoolExecutor(os.cpu_count()) as several:
+            objects = list(several.map(compiled, sources))
+        _run([*cc, *flags, "-shared", "-o", str(library), *objects])
+        os.replace(library, library_path(isa, folder))
     return library_path(isa, folder)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
 
 
 def build_all(names: Sequence[str], folder: Path = HERE) -> list[Path]:

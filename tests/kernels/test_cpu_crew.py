@@ -20,7 +20,7 @@ SANITIZERS = {"plain": (), "thread": ("-fsanitize=thread", "-g"), "memory": ("-f
 
 
 def compiled(folder: Path, kind: str) -> Path:
-    flags = [flag for flag in (*build.COMMON, *build.EXACT) if flag not in ("-shared", "-fPIC")]
+    flags = [flag for flag in (*build.COMMON, *build.EXACT) if flag != "-fPIC"]
     program = folder / f"crew_trial_{kind}"
     command = [*build.compiler(), *flags, *SANITIZERS[kind], f"-I{build.SOURCES}", "-o", str(program)]
     subprocess.run([*command, str(HERE / "crew_trial.c"), str(build.SOURCES / "crew.c")], check=True)

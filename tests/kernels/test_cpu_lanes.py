@@ -22,7 +22,7 @@ ODD = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 2.0**-126, 0.5, 1.5, 2
 def lanes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """lanes_trial.c, compiled as the library is."""
     built = tmp_path_factory.mktemp("lanes") / "trial.so"
-    flags = [*build.COMMON, *build.EXACT, *build.FLAGS[request.param], f"-I{build.SOURCES}"]
+    flags = [*build.COMMON, "-shared", *build.EXACT, *build.FLAGS[request.param], f"-I{build.SOURCES}"]
     source = Path(__file__).with_name("lanes_trial.c")
     subprocess.run([*build.compiler(), *flags, "-o", str(built), str(source)], check=True)
     loaded = ctypes.CDLL(str(built))
