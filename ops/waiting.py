@@ -10,13 +10,17 @@ from ops.admin import SERVICES, admin, snapshots
 from shared.curve.allowed import KEY_REFUSED
 from shared.links import Link
 from shared.lock_files import holder
+from shared.messages.front import Away, WhoIsAway
 from shared.messages.hello import Snapshot
 from shared.paths import Places
+from shared.peers import DeadlinePassed, PeerGone, PeerSlow, ProtocolViolation, RequestFailed
 
 QUIET_S = 1.5
 """A client that has waited this long without hearing anything asks who is away."""
 ANSWER_S = 1.5
 """A service that does not answer an `admin` within this time counts as away."""
+BEHIND_S = 4.0
+"""The same for a tokenizer that is asked for the services behind it, which has to ask itself."""
 TOLD_S = 12.0
 """How long it counts that the tokenizer said that its engine is away: it says so at each try."""
 
@@ -64,7 +68,10 @@ def local(places: Places, loading: Loading | None = None) -> Looking:
 
 
 def remote(links: Mapping[str, Link]) -> Looking:
-    """Over TCP nobody answers an `admin`: who is away is told by the links alone. KeyRefused when one says so."""
+    """Over TCP nobody answers an `admin`: the links tell of the front, and the tokenizer of what is behind it.
+
+    KeyRefused when a link says so.
+    """
 
     @asynccontextmanager
     async def looking() -> AsyncIterator[Callable[[], Awaitable[Seen]]]:
@@ -73,7 +80,15 @@ def remote(links: Mapping[str, Link]) -> Looking:
                 if link.refused == KEY_REFUSED:
                     raise KeyRefused(f"the {link.role} does not let us in: {link.refused}")
             away = tuple(role for role, link in links.items() if link.peer is None)
-            return away, any("is starting" in links[role].refused for role in away)
+            starting = any("is starting" in links[role].refused for role in away)
+            tokenizer = links["tokenizer"].peer
+            if tokenizer is None:
+                return away, starting
+            try:
+                behind = await tokenizer.ask(WhoIsAway(), Away, deadline_s=BEHIND_S)
+            except (PeerGone, PeerSlow, DeadlinePassed, RequestFailed, ProtocolViolation):
+                return ("tokenizer", *away), starting
+            return (*behind.services, *away), starting or behind.starting
 
         yield look
 

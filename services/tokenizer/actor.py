@@ -19,12 +19,24 @@ from shared.config import Config
 from shared.identity import load_or_create_key, namespace_salt
 from shared.messages import Head
 from shared.messages.engine import CancelRequest, Journaled, Submit
-from shared.messages.front import AWAY_S, Accepted, Cancel, Cancelled, Encode, Encoded, Generate, Rejected
+from shared.messages.front import (
+    AWAY_S,
+    Accepted,
+    Away,
+    Cancel,
+    Cancelled,
+    Encode,
+    Encoded,
+    Generate,
+    Rejected,
+    WhoIsAway,
+)
+from shared.messages.hello import Snapshot, Status
 from shared.model.chat import TemplateError
 from shared.model.errors import BadModel
 from shared.model.spec import open_model
 from shared.paths import Places
-from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow
+from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, RequestFailed
 
 MAX_IN_WORK = 4096
 """Requests between Generate and its answer; more are `overloaded`."""
@@ -35,6 +47,10 @@ small: its template is the model's own program, and may take seconds.
 """
 MARGIN_S = 0.1
 """Answers are sent this long before the asker's deadline, so that it learns why instead of nothing."""
+ENGINE_ANSWER_S = 1.5
+"""A scheduler that does not say how it is within this time counts as away."""
+ENGINE_KNOWN_S = 1.0
+"""How long its answer is good for all who ask."""
 CLIENTS, ADMIN = frozenset({"client", "gateway"}), frozenset({"admin"})
 
 
@@ -56,6 +72,9 @@ class Tokenizer(Actor):
         self._shares = Shares(config.front.user_requests, MAX_BYTES_IN_WORK // 4)
         self._less_work = trio.Event()
         self._bytes_in_work = 0
+        self._engine_away = Away()
+        self._engine_asked = -ENGINE_KNOWN_S
+        self._asking_engine = trio.Lock()
         self._counts = {"accepted": 0, "rejected": 0}
 
     async def start(self) -> None:
@@ -182,6 +201,25 @@ class Tokenizer(Actor):
                 except DeadlinePassed:
                     break
         raise Reject("overloaded", "the scheduler is away, or does not answer; send the cancel again")
+
+    @on(WhoIsAway, roles=CLIENTS)
+    async def _who_is_away(self, peer: Peer, message: WhoIsAway) -> Away:
+        async with self._asking_engine:
+            if time.monotonic() - self._engine_asked > ENGINE_KNOWN_S:
+                self._engine_away = await self._ask_engine()
+                self._engine_asked = time.monotonic()
+        return self._engine_away
+
+    async def _ask_engine(self) -> Away:
+        """A worker that is away is always starting, for all we know: its supervisor ends what never gets ready."""
+        scheduler = self._scheduler.peer
+        if scheduler is None:
+            return Away(services=("scheduler",), starting="is starting" in self._scheduler.refused)
+        try:
+            snapshot = await scheduler.ask(Status(), Snapshot, deadline_s=ENGINE_ANSWER_S)
+        except (PeerGone, PeerSlow, DeadlinePassed, RequestFailed):
+            return Away(services=("scheduler",))
+        return Away() if snapshot.data.get("worker_ready", True) else Away(services=("worker",), starting=True)
 
     async def drain(self) -> None:
         """Lets requests that are being read reach the scheduler; the supervisor's grace bounds it."""

@@ -36,7 +36,15 @@ for _kind in MESSAGES[1:]:
     _union = _union | _kind
 _body_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_union)
 FrontMessage = (
-    hello.Hello | hello.Bye | hello.Ping | hello.Pong | front.Generate | front.Cancel | front.Attach | front.Credit
+    hello.Hello
+    | hello.Bye
+    | hello.Ping
+    | hello.Pong
+    | front.Generate
+    | front.Cancel
+    | front.WhoIsAway
+    | front.Attach
+    | front.Credit
 )
 """All that a client sends. A stranger's bytes are decoded as nothing else: among the others are some of any depth."""
 _front_decoder: msgspec.msgpack.Decoder[FrontMessage] = msgspec.msgpack.Decoder(FrontMessage)

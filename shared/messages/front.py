@@ -119,6 +119,17 @@ class Cancelled(Message, frozen=True, kw_only=True):
     known: bool
 
 
+class WhoIsAway(Message, frozen=True, kw_only=True):
+    """Of a client that hears nothing and can't ask each service itself, to the tokenizer; answered by Away."""
+
+
+class Away(Message, frozen=True, kw_only=True):
+    """Services behind the front that do not serve; `starting`: they are being started, and not to be given up."""
+
+    services: tuple[str, ...] = ()
+    starting: bool = False
+
+
 class Attach(Message, frozen=True, kw_only=True):
     """Follow a request from token index `start`, to the detokenizer. Answered by Attached or Rejected(not_found).
 

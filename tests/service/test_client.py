@@ -2,19 +2,21 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
 from ops import waiting
-from ops.client import Client, RequestRejected, ServiceAway, Stream, connected
+from ops.client import Client, RequestRejected, Server, ServiceAway, Stream, connected
 from services.detokenizer.actor import Detokenizer
 from services.tokenizer.actor import Tokenizer
-from shared.config import Config, ModelConfig, SuperviseConfig
+from shared.config import Config, FrontConfig, ModelConfig, SuperviseConfig
 from shared.messages.front import Chunk, Generate, Sampling
 from shared.paths import Places
 from shared.testing import running
+from tests.front_kit import free_ports, give_key
 from tests.service.played_scheduler import Journal, PlayedScheduler
 
 ID = "ab" * 16
@@ -266,6 +268,64 @@ async def test_a_service_that_stays_away_ends_the_wait_with_its_name(places: Pla
             async with client.generate(request()) as stream:
                 await anext(stream)
     assert caught.value.services == ("detokenizer",)
+
+
+@asynccontextmanager
+async def remote_front(places: Places) -> AsyncIterator[Server]:
+    """Tokenizer and detokenizer over TCP; the key and address of a user."""
+    port, key = free_ports(), give_key(places, "alice")
+    config = Config(model=ModelConfig(source="toy:1"), front=FrontConfig(tcp=f"127.0.0.1:{port}"))
+    async with running(Tokenizer, places, config), running(Detokenizer, places, config):
+        yield Server("127.0.0.1", port, key)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_over_tcp_an_engine_that_stays_away_after_acceptance_ends_the_wait_with_its_name(
+    places: Places, tmp_path: Path
+) -> None:
+    notices = Notices()
+    async with (
+        remote_front(places) as server,
+        connected(Places(tmp_path / "elsewhere"), notice=notices, recovery_timeout_s=0.5, server=server) as client,
+        client.generate(request()) as stream,
+    ):
+        async with scheduler(places, {}) as played:
+            assert await stream.accepted() == 2
+            played.draw(ID, b"a")
+            assert (await anext(stream)).text == "a"
+        with trio.fail_after(20), pytest.raises(ServiceAway, match="scheduler") as caught:
+            await anext(stream)
+    assert caught.value.services == ("scheduler",)
+    assert await notices.next() == ("scheduler",)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_over_tcp_a_worker_is_waited_for_and_an_engine_that_comes_back_goes_on(
+    places: Places, tmp_path: Path
+) -> None:
+    notices, journal = Notices(), Journal()
+    async with (
+        remote_front(places) as server,
+        connected(Places(tmp_path / "elsewhere"), notice=notices, recovery_timeout_s=3.0, server=server) as client,
+        client.generate(request()) as stream,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def the_rest() -> None:
+            assert (await stream.result()).text == "b"
+
+        async with scheduler(places, journal) as played:
+            assert await stream.accepted() == 2
+            played.draw(ID, b"a")
+            assert (await anext(stream)).text == "a"
+            nursery.start_soon(the_rest)
+            played.worker_ready = False
+            assert await notices.next() == ("worker",)
+        assert await notices.next() == ("scheduler",)
+        async with scheduler(places, journal, 2) as played:
+            played.draw(ID, b"b")
+            played.end(ID)
+            assert await notices.next() == ()
 
 
 @pytest.mark.usefixtures("hasty")
