@@ -52,7 +52,8 @@ def busy_neighbours() -> Iterator[None]:
 
 
 def holds(program: Path, name: str, *numbers: int) -> None:
-    done = subprocess.run([program, name, *map(str, numbers)], capture_output=True, text=True, check=False)
+    command = [program, name, *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -48,6 +48,11 @@ class Asked:
     spec: SampleSpec = GREEDY
     position: int = 0
     forced: int = -1
+    point: float | None = None
+
+    def uniform(self) -> float:
+        """The random number, by the definition unless `point` says it."""
+        return uniform(self.spec.seed, self.spec.choice, self.position) if self.point is None else self.point
 
 
 def drawn_by(cpu: Any, logits: NDArray[np.float32], asked: Sequence[Asked], parts: int = 1) -> list[Drawn]:
@@ -59,7 +64,7 @@ def drawn_by(cpu: Any, logits: NDArray[np.float32], asked: Sequence[Asked], part
     for entry, one in zip(sampling, asked, strict=True):
         spec = one.spec
         entry.temperature, entry.top_p, entry.min_p, entry.top_k = spec.temperature, spec.top_p, spec.min_p, spec.top_k
-        entry.point = uniform(spec.seed, spec.choice, one.position)
+        entry.point = one.uniform()
         entry.forced, entry.alternatives, entry.biases = one.forced, spec.logprobs, len(spec.bias)
         kept += [ffi.new("int32_t[]", [i for i, _ in spec.bias]), ffi.new("double[]", [a for _, a in spec.bias])]
         entry.bias_ids, entry.bias = kept[-2], kept[-1]
@@ -216,6 +221,17 @@ def test_a_nucleus_of_equal_scores_takes_the_lower_ids() -> None:
     assert len(drawn) > 700
 
 
+@pytest.mark.parametrize(("point", "token"), [(0.0, 300), (0.5 - 2**-53, 300), (0.5, 700), (1.0 - 2**-53, 700)])
+@pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.5}])
+def test_the_ends_of_the_unit_interval_draw_ids_that_have_a_weight(
+    point: float, token: int, filters: dict[str, Any]
+) -> None:
+    """Two equal tokens among a thousand that are filtered out."""
+    logits = [0.0] * 1000
+    logits[300] = logits[700] = 20.0
+    assert one_drawn(logits, Asked(SampleSpec(temperature=1.0, **filters), point=point)).token == token
+
+
 def test_draws_follow_the_distribution() -> None:
     """Fixed seeds, so it either always passes or never; 26.1 is chi-square's 99.9 % quantile at 8 degrees."""
     logits = np.array([0.3, -1.0, 2.0, 0.0, 1.1, -0.4, 0.9, 1.7, -2.0], np.float32)
@@ -235,7 +251,7 @@ def test_a_crew_draws_as_one_thread_does_and_refuses_sizes_that_cannot_be() -> N
     alone = [d.token for d in drawn_by(cpu, logits, asked)]
     sampling, drawn = ffi.new("pd_sampling[]", 7), ffi.new("pd_drawn[]", 7)
     for entry, one in zip(sampling, asked, strict=True):
-        entry.temperature, entry.top_p, entry.point = 1.0, 1.0, uniform(0, 0, one.position)
+        entry.temperature, entry.top_p, entry.point = 1.0, 1.0, one.uniform()
         entry.forced = entry.alternatives = -1
     opened = ffi.new("pd_crew **")
     for threads in (1, 2, 3):

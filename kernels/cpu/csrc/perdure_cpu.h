@@ -24,6 +24,19 @@ enum {
     PD_NO_THREADS = -3, /* the system would not start them */
     PD_NO_MEMORY = -4,
     PD_BAD_SIZE = -5,
+    PD_BAD_FACTS = -6, /* of a program, from here on; pd_error_text says more */
+    PD_BAD_KIND = -7,
+    PD_BAD_BUFFER = -8,
+    PD_BAD_WIDTH = -9,
+    PD_BAD_MATRIX = -10,
+    PD_BAD_WEIGHT = -11,
+    PD_BAD_LAYER = -12,
+    PD_BAD_ORDER = -13,
+    PD_BAD_SPANS = -14, /* of a step, from here on */
+    PD_BAD_TABLE = -15,
+    PD_BAD_IDS = -16,
+    PD_BAD_SAMPLED = -17,
+    PD_BAD_WORK = -18,
 };
 
 /* ---- the crew (crew.c) ---- */
@@ -189,5 +202,87 @@ int64_t pd_product_scratch(void);
 /* y[r] = row ids[r] of a table [out, in], as fp32 [in]. */
 void pd_embed_rows(const pd_matrix *table, const int32_t *ids, int32_t rows, float *y, int64_t ldy, int32_t part,
                    int32_t parts);
+
+/* ---- programs and steps (program.c, step.c) ---- */
+
+/* Kinds of op; kernels/program.py says what they compute. Which fields of pd_op each reads:
+ *
+ *   PD_EMBED          out                the table `matrix` [vocab, width of out], number: factor
+ *   PD_RMS_NORM       out, in            weight [width], number: eps
+ *   PD_HEAD_NORM      in (in place)      columns [first, first + heads * dim), weight [dim], number: eps
+ *   PD_LINEAR         out, in, residual  matrix [width of out, width of in]; weight: the bias [width of out] or NULL
+ *   PD_ROPE_WRITE_KV  in (in place)      layer
+ *   PD_ATTENTION      out, in            layer, number: scale
+ *   PD_SWIGLU         out, in
+ *   PD_SELECT         out, in            may be one; these ops stand together, and behind the last the step consists of
+ *                                        the sampled tokens
+ *   PD_LOGITS         in                 the head `matrix` [vocab, width of in]
+ *   PD_SCALE          out, in            number: factor
+ *   PD_ADD            out, in, residual  */
+enum {
+    PD_EMBED,
+    PD_RMS_NORM,
+    PD_HEAD_NORM,
+    PD_LINEAR,
+    PD_ROPE_WRITE_KV,
+    PD_ATTENTION,
+    PD_SWIGLU,
+    PD_SELECT,
+    PD_LOGITS,
+    PD_SCALE,
+    PD_ADD,
+    PD_OP_KINDS
+};
+
+typedef struct {
+    int32_t kind;
+    int32_t out, in, residual; /* numbers of buffers; -1: none */
+    int32_t layer;
+    int32_t first, heads, dim;
+    float number;
+    const pd_matrix *matrix;
+    const float *weight;
+} pd_op;
+
+/* A model: `op` [ops] on buffers of `widths` [buffers] columns. All that is pointed to must outlive its steps. */
+typedef struct {
+    const pd_op *op;
+    const int32_t *widths;
+    const float *cos, *sin; /* [positions, rope_dims / 2] */
+    int32_t ops, buffers;
+    int32_t vocab, heads, kv_heads, head_dim, layers;
+    int32_t positions, rope_dims;
+    int32_t kv_dtype, block_tokens; /* PD_KV_... */
+} pd_program;
+
+/* One step: `tokens` of several sequences, span by span. A span's `count` tokens are positions from `start` on, and its
+ * physical blocks stand in `tables` from `table` on. */
+typedef struct {
+    int32_t tokens, spans, sampled, table_entries;
+    const int32_t *ids;                           /* [tokens] */
+    const int32_t *count, *start, *table;         /* [spans] */
+    const int32_t *tables;                        /* [table_entries] */
+    const int32_t *sample;                        /* [sampled], ascending: the tokens that want logits */
+    void *pool;                                   /* [pool_blocks], written where the tokens lie */
+    int32_t pool_blocks;
+    float *health;                                /* out: [tokens], 0, or infinite for a token whose KV is not finite */
+    float *logits;                                /* out: [sampled, vocab] */
+    void *work;                                   /* pd_step_bytes, aligned to 64 */
+    int64_t work_bytes;
+    int64_t *spent;                               /* NULL, or [PD_OP_KINDS] nanoseconds, added to */
+} pd_step;
+
+/* 0, or what is wrong and, in `op`, which op has it (-1: the program's own numbers). */
+int32_t pd_program_check(const pd_program *program, int32_t *op);
+
+/* Bytes of `work` for steps of up to `tokens` tokens on `threads`, `longest` being the tokens of the longest sequence
+ * behind the step; PD_BAD_FACTS or PD_BAD_SIZE for what cannot be. Ops and weights are not looked at. */
+int64_t pd_step_bytes(const pd_program *program, int32_t tokens, int32_t longest, int32_t threads);
+
+/* Runs a step; checks program and step first and on an error (see pd_program_check) has touched nothing. */
+int32_t pd_crew_step(pd_crew *crew, const pd_program *program, const pd_step *step, int32_t *op);
+
+/* What an error says, in English; "" for a number that is none. */
+const char *pd_error_text(int32_t error);
 
 #pragma GCC visibility pop

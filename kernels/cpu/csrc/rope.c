@@ -64,7 +64,7 @@ static void store_keys(const void *rounded, int32_t run, const pd_pool *pool, ch
 
 /* Several parts may find the same token ill: they write the same value. */
 static void mark_ill(float *health) {
-    const float ill = __builtin_inff();
+    float ill = __builtin_inff();
     __atomic_store(health, &ill, __ATOMIC_RELAXED);
 }
 

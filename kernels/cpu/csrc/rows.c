@@ -7,7 +7,7 @@
  * Rows are dealt out whole. pd_take_rows deals out columns instead, so that it may work in place. */
 #include "columns.h"
 #include "exact_exp.h"
-#include "perdure_cpu.h"
+#include "rows.h"
 
 static void norm_row(const float *x, int32_t width, const float *weight, float eps, float *y) {
     v16 squares = v16_zero();
@@ -37,17 +37,23 @@ void pd_head_norm(float *x, int64_t ld, int32_t rows, int32_t heads, int32_t dim
     }
 }
 
-void pd_swiglu(const float *x, int64_t ldx, int32_t rows, int32_t width, float *y, int64_t ldy, int part, int parts) {
-    const share mine = share_of(rows, part, parts);
+void pd_swiglu_columns(const float *x, int64_t ldx, int32_t rows, int32_t width, int32_t first, int32_t last, float *y,
+                       int64_t ldy) {
     const v16 one = v16_set(1.0f);
-    for (int64_t row = mine.first; row < mine.last; row++) {
+    for (int64_t row = 0; row < rows; row++) {
         const float *gates = x + row * ldx, *ups = gates + width;
-        for (int32_t c = 0; c < width; c += 16) {
-            const v16 gate = load_to(gates, c, width);
+        for (int32_t c = first; c < last; c += 16) {
+            const v16 gate = load_to(gates, c, last);
             const v16 fall = v16_exp(v16_sub(v16_zero(), gate));
-            store_to(y + row * ldy, c, width, v16_mul(v16_div(gate, v16_add(one, fall)), load_to(ups, c, width)));
+            store_to(y + row * ldy, c, last, v16_mul(v16_div(gate, v16_add(one, fall)), load_to(ups, c, last)));
         }
     }
+}
+
+void pd_swiglu(const float *x, int64_t ldx, int32_t rows, int32_t width, float *y, int64_t ldy, int part, int parts) {
+    const share mine = share_of(rows, part, parts);
+    pd_swiglu_columns(x + mine.first * ldx, ldx, (int32_t)(mine.last - mine.first), width, 0, width,
+                      y + mine.first * ldy, ldy);
 }
 
 void pd_scale(const float *x, int64_t ldx, int32_t rows, int32_t width, float factor, float *y, int64_t ldy, int part,
