@@ -123,6 +123,8 @@ class SuperviseConfig(Section, frozen=True):
     """How much tokenizer, detokenizer and gateway yield to scheduler, worker and store (0 to 19)."""
     step_s: float = 120.0
     """The least time after which a step of the worker that goes on counts as hung; 0: never."""
+    load_s: float = 120.0
+    """How long loading the model may go on while nothing moves (no weights, no read, no core used); 0: for ever."""
     max_failures: int = 5
     """Exits before ready, in a row, after which the stack stops."""
     recovery_timeout_s: float = 30.0

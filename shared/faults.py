@@ -20,6 +20,7 @@ STEPS = frozenset(
         "journal_after_accept",
         "scheduler_before_step",
         "scheduler_after_step",
+        "worker_in_start",
         "worker_in_step",
         "worker_in_save",
         "worker_in_load",

@@ -2,7 +2,7 @@
 
     scheduler comes (any incarnation) ─► WorkerReady ─► Quiesce(epoch) ─► Idle(epoch) ─► Plan, Transfer ...
     scheduler goes                    ─► its epoch is forgotten: what is queued is dropped, a copy stops between blocks
-    a step or a copy never returns    ─► the process ends itself: its exit is a proof, the supervisor starts the next
+    a load, step or copy gets nowhere ─► the process ends itself: its exit is a proof, the supervisor starts the next
 
 Between WorkerReady and Idle the pool belongs to nobody; after Idle(epoch) to the scheduler of that epoch, whose tree
 starts empty. Nothing of an older epoch can touch the pool then, because Idle waits for all lanes.
@@ -18,6 +18,7 @@ import outcome
 import trio
 
 from services.worker.lane import Lane
+from services.worker.load_watch import LoadWatch, Meter
 from services.worker.loading import load_runner
 from services.worker.page_store import PageStore
 from services.worker.runner import Runner
@@ -68,8 +69,9 @@ class Worker(Actor):
         self._compute = Lane("compute")
         self._loads = Lane("loads")
         self._saves = Lane("saves", nice=self.config.store.nice, behind=self._loads)
+        self.nursery.start_soon(self._watch_loading)
         try:
-            self._runner = await self._compute.run(partial(load_runner, self.config, self.places, self._progress))
+            self._runner = await self._compute.run(self._load)
             facts = self._runner.facts
             wish = Wish(self.config.kv.huge_pages, self.config.kv.lock_memory)
             self._pool = PageStore(facts.blocks, facts.block_bytes, wish)
@@ -89,6 +91,10 @@ class Worker(Actor):
         if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory unused
             self.nursery.start_soon(self._prefault)
 
+    def _load(self) -> Runner:
+        self.faults.at("worker_in_start")
+        return load_runner(self.config, self.places, self._progress)
+
     async def drain(self) -> None:
         """Lets the running step and copies end, so that their outcomes still reach the scheduler."""
         await self._wait_past_lanes()
@@ -105,6 +111,17 @@ class Worker(Actor):
 
     def _progress(self, what: str, share: float) -> None:
         self._loading = (what, share)  # called in the compute thread; one assignment is atomic
+
+    async def _watch_loading(self) -> None:
+        """Ends the process when loading the model gets nowhere, until it is loaded."""
+        watch, meter = LoadWatch(self.config.supervise.load_s), Meter()
+        pause = min(WATCH_S, max(self.config.supervise.load_s, 0.1) / 4)
+        while self._runner is None:
+            await trio.sleep(pause)
+            stuck = watch.tick(pause, said=self._loading, moved=meter.moved(), used_s=meter.used_s())
+            if stuck is not None and self._runner is None:
+                self.log.error("load_hung", **asdict(stuck), hint="this worker ends, its supervisor starts the next")
+                os._exit(HUNG)
 
     async def _watch(self) -> None:
         """Ends the process when a lane does not come back: nobody else can tell a long step from a hung one."""

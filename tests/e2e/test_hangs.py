@@ -8,9 +8,11 @@ import pytest
 import trio
 
 from ops.client import Client, Result
+from ops.stack import StackError
 from tests.e2e.kit import (
     BLOCK,
     DEADLINE_S,
+    TOY,
     Look,
     Watched,
     aftermath,
@@ -53,6 +55,14 @@ async def right(client: Client, number: int, tokens: int = 3, length: int = FIVE
     result = await ask(client, ids, tokens)
     assert result.ids == oracle(ids, tokens)
     return result
+
+
+async def test_a_model_load_that_never_returns_ends_each_worker_in_words_and_then_the_stack() -> None:
+    settings = {"PERDURE_SUPERVISE__LOAD_S": "0.5", "PERDURE_SUPERVISE__MAX_FAILURES": "2"}
+    with Watched(TOY | settings | hooks(worker_in_start="hang:1")) as made, trio.fail_after(DEADLINE_S):
+        with pytest.raises(StackError, match="it exited 2 times in a row before it was ready"):
+            await made.start()
+        assert made.log_path.read_text().count('"load_hung"') == 2
 
 
 async def test_a_step_that_never_returns_ends_the_worker_and_is_computed_again() -> None:
