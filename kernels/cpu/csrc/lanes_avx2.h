@@ -91,6 +91,75 @@ PD_INLINE __m256 pd_nibble8(__m256i q, int i) {
 }
 PD_INLINE v16 n16_pick(n16 q, int i) { return PD_V16(pd_nibble8(q.lo, i), pd_nibble8(q.hi, i)); }
 
+/* Sixteen lanes of four bytes, for dot products of small integers. */
+typedef struct {
+    __m256i lo, hi;
+} b64;
+PD_INLINE b64 b64_load(const void *p) { return (b64){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)}; }
+PD_INLINE void b64_store(void *p, b64 a) {
+    _mm256_storeu_si256(p, a.lo);
+    _mm256_storeu_si256((__m256i *)p + 1, a.hi);
+}
+/* The same four bytes in every lane. */
+PD_INLINE b64 b64_all(const int8_t *four) {
+    int32_t bits;
+    memcpy(&bits, four, sizeof bits);
+    return (b64){_mm256_set1_epi32(bits), _mm256_set1_epi32(bits)};
+}
+/* Lane i: byte i of each of four rows of sixteen. */
+PD_INLINE b64 b64_across(const int8_t *r0, const int8_t *r1, const int8_t *r2, const int8_t *r3) {
+    __m128i a = _mm_loadu_si128((const __m128i *)r0), b = _mm_loadu_si128((const __m128i *)r1);
+    __m128i c = _mm_loadu_si128((const __m128i *)r2), d = _mm_loadu_si128((const __m128i *)r3);
+    __m128i ab = _mm_unpacklo_epi8(a, b), cd = _mm_unpacklo_epi8(c, d);
+    __m256i lo = _mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd));
+    ab = _mm_unpackhi_epi8(a, b), cd = _mm_unpackhi_epi8(c, d);
+    return (b64){lo, _mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd))};
+}
+/* A lane's numbers 0, 2, 4, 6 as bytes, and 1, 3, 5, 7. */
+PD_INLINE b64 n16_even(n16 q) {
+    const __m256i low = _mm256_set1_epi8(15);
+    return (b64){_mm256_and_si256(q.lo, low), _mm256_and_si256(q.hi, low)};
+}
+PD_INLINE b64 n16_odd(n16 q) { return n16_even((n16){_mm256_srli_epi32(q.lo, 4), _mm256_srli_epi32(q.hi, 4)}); }
+
+/* Sums of products of bytes, four a lane, exact: `small` of 0..15 by -127..127, at most eight additions, whose pairs fit
+ * 16 bits; `full` of -128..127 by -127..127. */
+typedef struct {
+    __m256i lo, hi;
+} small_dots, full_dots;
+PD_INLINE small_dots small_dots_zero(void) { return (small_dots){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+PD_INLINE full_dots full_dots_zero(void) { return (full_dots){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+/* The compiler must not see through a chain of additions: it would make it a tree that overflows the registers. */
+#define PD_CHAIN(sum) __asm__("" : "+x"((sum).lo), "+x"((sum).hi))
+PD_INLINE small_dots small_dots_add(small_dots sum, b64 w, b64 x) {
+    sum.lo = _mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo));
+    sum.hi = _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi));
+    PD_CHAIN(sum);
+    return sum;
+}
+PD_INLINE __m256i pd_full8(__m256i sum, __m256i w, __m256i x) {
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+PD_INLINE full_dots full_dots_add(full_dots sum, b64 w, b64 x) {
+    sum.lo = pd_full8(sum.lo, w.lo, x.lo);
+    sum.hi = pd_full8(sum.hi, w.hi, x.hi);
+    PD_CHAIN(sum);
+    return sum;
+}
+PD_INLINE v16 small_dots_end(small_dots sum) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return PD_V16(_mm256_cvtepi32_ps(_mm256_madd_epi16(sum.lo, ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(sum.hi, ones)));
+}
+PD_INLINE v16 full_dots_end(full_dots sum) { return PD_V16(_mm256_cvtepi32_ps(sum.lo), _mm256_cvtepi32_ps(sum.hi)); }
+
+/* Whole numbers of [-128, 127] as bytes. */
+PD_INLINE void v16_store_i8(int8_t *p, v16 a) {
+    __m256i halves = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+    halves = _mm256_permute4x64_epi64(halves, 0xd8);
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+}
+
 #define PD_BINARY(name, op) \
     PD_INLINE v16 name(v16 a, v16 b) { return PD_V16(op(a.lo, b.lo), op(a.hi, b.hi)); }
 PD_BINARY(v16_add, _mm256_add_ps)

@@ -52,6 +52,59 @@ PD_INLINE v16 n16_pick(n16 q, int i) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(q, (unsigned)(4 * i)), table);
 }
 
+/* Sixteen lanes of four bytes, for dot products of small integers. */
+typedef __m512i b64;
+PD_INLINE b64 b64_load(const void *p) { return _mm512_loadu_si512(p); }
+PD_INLINE void b64_store(void *p, b64 a) { _mm512_storeu_si512(p, a); }
+/* The same four bytes in every lane. */
+PD_INLINE b64 b64_all(const int8_t *four) {
+    int32_t bits;
+    memcpy(&bits, four, sizeof bits);
+    return _mm512_set1_epi32(bits);
+}
+/* Lane i: byte i of each of four rows of sixteen. */
+PD_INLINE b64 b64_across(const int8_t *r0, const int8_t *r1, const int8_t *r2, const int8_t *r3) {
+    __m512i a = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)r0));
+    __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)r1));
+    __m512i c = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)r2));
+    __m512i d = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)r3));
+    __m512i low = _mm512_or_si512(a, _mm512_slli_epi32(b, 8));
+    return _mm512_or_si512(low, _mm512_or_si512(_mm512_slli_epi32(c, 16), _mm512_slli_epi32(d, 24)));
+}
+/* A lane's numbers 0, 2, 4, 6 as bytes, and 1, 3, 5, 7. */
+PD_INLINE b64 n16_even(n16 q) { return _mm512_and_si512(q, _mm512_set1_epi8(15)); }
+PD_INLINE b64 n16_odd(n16 q) { return n16_even(_mm512_srli_epi32(q, 4)); }
+
+/* Sums of products of bytes, four a lane, exact: `small` of 0..15 by -127..127, at most eight additions, whose pairs fit
+ * 16 bits; `full` of -128..127 by -127..127. */
+typedef __m512i small_dots;
+typedef __m512i full_dots;
+PD_INLINE small_dots small_dots_zero(void) { return _mm512_setzero_si512(); }
+PD_INLINE full_dots full_dots_zero(void) { return _mm512_setzero_si512(); }
+/* The compiler must not see through a chain of additions: it would make it a tree that overflows the registers. */
+#define PD_CHAIN(sum) __asm__("" : "+v"(sum))
+PD_INLINE small_dots small_dots_add(small_dots sum, b64 w, b64 x) {
+    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x));
+    PD_CHAIN(sum);
+    return sum;
+}
+PD_INLINE full_dots full_dots_add(full_dots sum, b64 w, b64 x) {
+    __m512i turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), turned);
+    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    PD_CHAIN(sum);
+    return sum;
+}
+PD_INLINE v16 small_dots_end(small_dots sum) {
+    return _mm512_cvtepi32_ps(_mm512_madd_epi16(sum, _mm512_set1_epi16(1)));
+}
+PD_INLINE v16 full_dots_end(full_dots sum) { return _mm512_cvtepi32_ps(sum); }
+
+/* Whole numbers of [-128, 127] as bytes. */
+PD_INLINE void v16_store_i8(int8_t *p, v16 a) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+
 PD_INLINE v16 v16_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
 PD_INLINE v16 v16_sub(v16 a, v16 b) { return _mm512_sub_ps(a, b); }
 PD_INLINE v16 v16_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }

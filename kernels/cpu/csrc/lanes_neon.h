@@ -95,6 +95,79 @@ PD_INLINE v16 n16_pick(n16 q, int k) {
     return r;
 }
 
+/* Sixteen lanes of four bytes, for dot products of small integers. */
+typedef struct {
+    int8x16_t q[4];
+} b64;
+PD_INLINE b64 b64_load(const void *p) {
+    b64 r;
+    PD_EACH(i) r.q[i] = vld1q_s8((const int8_t *)p + 16 * i);
+    return r;
+}
+PD_INLINE void b64_store(void *p, b64 a) { PD_EACH(i) vst1q_s8((int8_t *)p + 16 * i, a.q[i]); }
+/* The same four bytes in every lane. */
+PD_INLINE b64 b64_all(const int8_t *four) {
+    int32_t bits;
+    memcpy(&bits, four, sizeof bits);
+    b64 r;
+    PD_EACH(i) r.q[i] = vreinterpretq_s8_s32(vdupq_n_s32(bits));
+    return r;
+}
+/* Lane i: byte i of each of four rows of sixteen. */
+PD_INLINE b64 b64_across(const int8_t *r0, const int8_t *r1, const int8_t *r2, const int8_t *r3) {
+    int8x16x2_t ab = vzipq_s8(vld1q_s8(r0), vld1q_s8(r1)), cd = vzipq_s8(vld1q_s8(r2), vld1q_s8(r3));
+    b64 r;
+    for (int i = 0; i < 2; i++) {
+        int16x8x2_t both = vzipq_s16(vreinterpretq_s16_s8(ab.val[i]), vreinterpretq_s16_s8(cd.val[i]));
+        r.q[2 * i] = vreinterpretq_s8_s16(both.val[0]);
+        r.q[2 * i + 1] = vreinterpretq_s8_s16(both.val[1]);
+    }
+    return r;
+}
+/* A lane's numbers 0, 2, 4, 6 as bytes, and 1, 3, 5, 7. */
+PD_INLINE b64 n16_even(n16 q) {
+    b64 r;
+    PD_EACH(i) r.q[i] = vreinterpretq_s8_u32(vandq_u32(q.q[i], vdupq_n_u32(0x0f0f0f0f)));
+    return r;
+}
+PD_INLINE b64 n16_odd(n16 q) {
+    PD_EACH(i) q.q[i] = vshrq_n_u32(q.q[i], 4);
+    return n16_even(q);
+}
+
+/* Sums of products of bytes, four a lane, exact: `small` of 0..15 by -127..127, `full` of -128..127 by -127..127. */
+typedef struct {
+    int32x4_t q[4];
+} small_dots, full_dots;
+PD_INLINE full_dots full_dots_zero(void) {
+    full_dots r;
+    PD_EACH(i) r.q[i] = vdupq_n_s32(0);
+    return r;
+}
+PD_INLINE full_dots full_dots_add(full_dots sum, b64 w, b64 x) {
+    PD_EACH(i) {
+        int16x8_t low = vmull_s8(vget_low_s8(w.q[i]), vget_low_s8(x.q[i]));
+        int16x8_t high = vmull_s8(vget_high_s8(w.q[i]), vget_high_s8(x.q[i]));
+        sum.q[i] = vaddq_s32(sum.q[i], vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+    }
+    return sum;
+}
+PD_INLINE v16 full_dots_end(full_dots sum) {
+    v16 r;
+    PD_EACH(i) r.q[i] = vcvtq_f32_s32(sum.q[i]);
+    return r;
+}
+PD_INLINE small_dots small_dots_zero(void) { return full_dots_zero(); }
+PD_INLINE small_dots small_dots_add(small_dots sum, b64 w, b64 x) { return full_dots_add(sum, w, x); }
+PD_INLINE v16 small_dots_end(small_dots sum) { return full_dots_end(sum); }
+
+/* Whole numbers of [-128, 127] as bytes. */
+PD_INLINE void v16_store_i8(int8_t *p, v16 a) {
+    int16x8_t low = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a.q[0])), vmovn_s32(vcvtnq_s32_f32(a.q[1])));
+    int16x8_t high = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a.q[2])), vmovn_s32(vcvtnq_s32_f32(a.q[3])));
+    vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
+
 PD_INLINE float32x4_t pd_max4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 PD_INLINE float32x4_t pd_min4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 

@@ -199,6 +199,19 @@ void pd_product(const pd_matrix *w, const float *x, int64_t ldx, int32_t rows, f
                 const float *bias, const float *residual, int64_t ldr, float *scratch, int32_t part, int32_t parts);
 int64_t pd_product_scratch(void);
 
+/* Activations rounded to 8 bits in groups of 32, products_i8.c: q [rows][in], d and sum [rows][in / 32]. */
+typedef struct {
+    int8_t *q;
+    float *d, *sum;
+    int32_t in;
+} pd_rows_i8;
+void pd_quantise_rows(const float *x, int64_t ldx, int32_t rows, const pd_rows_i8 *to, int32_t part, int32_t parts);
+
+/* pd_product from such activations; `w` is of a quantised format. */
+void pd_product_i8(const pd_matrix *w, const pd_rows_i8 *x, int32_t rows, float *y, int64_t ldy, const float *bias,
+                   const float *residual, int64_t ldr, float *scratch, int32_t part, int32_t parts);
+int64_t pd_product_i8_scratch(int32_t in);
+
 /* y[r] = row ids[r] of a table [out, in], as fp32 [in]. */
 void pd_embed_rows(const pd_matrix *table, const int32_t *ids, int32_t rows, float *y, int64_t ldy, int32_t part,
                    int32_t parts);

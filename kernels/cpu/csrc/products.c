@@ -7,7 +7,7 @@
  * Few rows are bound by the bytes of the weights: each panel is read once, forward, and unpacked in registers. More
  * rows are bound by arithmetic: BLOCK_K k of a panel are unpacked into scratch, where they stay in the nearest cache
  * while tiles of rows pass over them. */
-#include "panels.h"
+#include "products.h"
 
 enum {
     BLOCK_K = 192,   /* k unpacked at once: 24 KiB of scratch, of which a tile of 16 columns uses half */
@@ -23,53 +23,6 @@ enum { FEW_ROWS = 4, TILE_ROWS = 6, TILE_VECTORS = 1 };
 #else
 enum { FEW_ROWS = 4, TILE_ROWS = 6, TILE_VECTORS = 1 };
 #endif
-
-/* f(N, ...) with a constant N equal to `n`, so that N rows of chains are registers; N up to the constant `most`. */
-#define CASE(N, most, f, ...)                \
-    case N:                                  \
-        if (N <= (most)) f(N, __VA_ARGS__);  \
-        break;
-#define WITH_ROWS(n, most, f, ...)           \
-    switch (n) {                             \
-        CASE(1, most, f, __VA_ARGS__)        \
-        CASE(2, most, f, __VA_ARGS__)        \
-        CASE(3, most, f, __VA_ARGS__)        \
-        CASE(4, most, f, __VA_ARGS__)        \
-        CASE(5, most, f, __VA_ARGS__)        \
-        CASE(6, most, f, __VA_ARGS__)        \
-        CASE(7, most, f, __VA_ARGS__)        \
-        CASE(8, most, f, __VA_ARGS__)        \
-        CASE(9, most, f, __VA_ARGS__)        \
-        CASE(10, most, f, __VA_ARGS__)       \
-        CASE(11, most, f, __VA_ARGS__)       \
-        CASE(12, most, f, __VA_ARGS__)       \
-    }
-enum { MOST_ROWS = 12 };
-
-/* What becomes of the chains of one panel: y and the addends at its first column and the first row. */
-typedef struct {
-    float *y;
-    int64_t ldy;
-    const float *bias, *residual;
-    int64_t ldr;
-    int columns; /* of the panel's 32 that exist */
-} target;
-
-PD_INLINE void finish(const target *to, int row, int column, v16 sum) {
-    int n = to->columns - column;
-    if (n <= 0) return;
-    float *y = to->y + row * to->ldy + column;
-    const float *residual = to->residual ? to->residual + row * to->ldr + column : NULL;
-    if (n >= 16) {
-        if (to->bias) sum = v16_add(sum, v16_load(to->bias + column));
-        if (residual) sum = v16_add(sum, v16_load(residual));
-        v16_store(y, sum);
-    } else {
-        if (to->bias) sum = v16_add(sum, v16_load_part(to->bias + column, n));
-        if (residual) sum = v16_add(sum, v16_load_part(residual, n));
-        v16_store_part(y, sum, n);
-    }
-}
 
 /* ---- Few rows: unpacked in registers ---- */
 
@@ -105,13 +58,6 @@ FEW(few_q4_0, PD_Q4_0)
 FEW(few_q4_1, PD_Q4_1)
 
 static few_rows *const FEW_OF[] = {few_f32, few_f16, few_bf16, few_q8, few_q4_0, few_q4_1};
-
-static target at_panel(const pd_matrix *w, int64_t panel, float *y, int64_t ldy, const float *bias,
-                       const float *residual, int64_t ldr) {
-    int64_t first = panel * PD_PANEL, left = w->out - first;
-    return (target){y + first, ldy, bias ? bias + first : NULL, residual ? residual + first : NULL, ldr,
-                    (int)(left < PD_PANEL ? left : PD_PANEL)};
-}
 
 /* ---- Many rows: unpacked into scratch ---- */
 
@@ -162,18 +108,12 @@ PD_INLINE void tile(const int rows, const float *x, int64_t ldx, const float *we
         }
 }
 
-/* Rows of the next tile of `left`: tiles of nearly the same size, since small ones leave the multipliers waiting. */
-static int even_share(int left) {
-    int tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
-    return (left + tiles - 1) / tiles;
-}
-
 /* All rows of a block over `count` k of a panel. */
 static void tiles(int rows, const float *x, int64_t ldx, const float *weights, int count, float *sums, int first,
                   const target *to) {
     for (int column = 0; column < PD_PANEL; column += 16 * TILE_VECTORS)
         for (int row = 0, n; row < rows; row += n) {
-            n = even_share(rows - row);
+            n = even_share(rows - row, TILE_ROWS);
             WITH_ROWS(n, TILE_ROWS, tile, x + row * ldx, ldx, weights + column, count, sums + row * PD_PANEL + column,
                       first, to, row, column)
         }
@@ -191,27 +131,14 @@ static void many(const pd_matrix *w, int64_t panel, const float *x, int64_t ldx,
 
 int64_t pd_product_scratch(void) { return (BLOCK_K + BLOCK_ROWS) * PD_PANEL; }
 
-/* ---- */
-
-/* Rows of a block: as even as whole tiles allow, and few enough that each part has several pairs of block and panel. */
-static int32_t block_rows(int32_t rows, int64_t panels, int32_t parts) {
-    int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, most = (rows + 4 * TILE_ROWS - 1) / (4 * TILE_ROWS);
-    while (parts > 1 && blocks * panels < 4 * (int64_t)parts && blocks < most) blocks++;
-    int64_t each = (rows + blocks - 1) / blocks;
-    return (int32_t)((each + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS);
-}
-
 void pd_product(const pd_matrix *w, const float *x, int64_t ldx, int32_t rows, float *y, int64_t ldy,
                 const float *bias, const float *residual, int64_t ldr, float *scratch, int32_t part, int32_t parts) {
-    int64_t panels = (w->out + PD_PANEL - 1) / PD_PANEL;
-    int32_t each = rows <= FEW_ROWS ? rows : block_rows(rows, panels, parts);
-    int64_t blocks = each ? (rows + each - 1) / each : 0;
-    int64_t begin = blocks * panels * part / parts, end = blocks * panels * (part + 1) / parts;
-    for (int64_t unit = begin; unit < end; unit++) {
-        int64_t row = unit / panels * each, panel = unit % panels;
-        int32_t count = (int32_t)(rows - row < each ? rows - row : each);
-        target to = at_panel(w, panel, y + row * ldy, ldy, bias, residual ? residual + row * ldr : NULL, ldr);
-        if (count <= FEW_ROWS) FEW_OF[w->format](count, pd_panel(w, panel, 0), w->in, x + row * ldx, ldx, &to);
-        else many(w, panel, x + row * ldx, ldx, count, &to, scratch);
+    share mine = share_of(w, rows, rows <= FEW_ROWS ? rows : BLOCK_ROWS, TILE_ROWS, part, parts);
+    for (int64_t unit = mine.begin; unit < mine.end; unit++) {
+        block b = block_at(&mine, unit, rows);
+        target to = target_at(w, &b, y, ldy, bias, residual, ldr);
+        const float *from = x + b.row * ldx;
+        if (b.rows <= FEW_ROWS) FEW_OF[w->format](b.rows, pd_panel(w, b.panel, 0), w->in, from, ldx, &to);
+        else many(w, b.panel, from, ldx, b.rows, &to, scratch);
     }
 }
