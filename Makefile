@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
 KERNELS_STAMP := $(VENV)/.kernels
 
-.PHONY: setup lint format test demo serve bench chaos fuzz readers clean
+.PHONY: setup lint format test sanitize demo serve bench chaos fuzz readers clean
 
 setup: $(KERNELS_STAMP)
 
@@ -32,6 +32,17 @@ format: setup
 
 test: setup
 	$(PY) -m pytest
+
+# gcc's alone: its runtime is loaded before Python, whose own leaks are not ours. Races are looked for where threads meet
+sanitize: export UBSAN_OPTIONS = print_stacktrace=1
+sanitize: export ASAN_OPTIONS = detect_leaks=0
+sanitize: setup
+	$(PY) kernels/cpu/build.py --sanitize memory --out build/sanitize/memory
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" PERDURE_CPU_LIBRARIES=build/sanitize/memory \
+	    $(PY) -m pytest tests/kernels -k cpu
+	$(PY) kernels/cpu/build.py --sanitize thread --out build/sanitize/thread
+	LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" PERDURE_CPU_LIBRARIES=build/sanitize/thread \
+	    $(PY) -m pytest tests/kernels/test_cpu_step.py
 
 demo: setup
 	$(PY) -m ops.demo

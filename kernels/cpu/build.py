@@ -42,6 +42,19 @@ MACHINES = {
 """Instruction sets worth building on a machine, slowest first."""
 
 
+SANITIZED: Mapping[str, tuple[str, ...]] = {
+    "memory": (
+        "-O1",
+        "-g",
+        "-fno-omit-frame-pointer",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+    ),
+    "thread": ("-O1", "-g", "-fsanitize=thread"),
+}
+"""What --sanitize adds: memory errors and undefined behaviour, or races, end in a report and an exit code."""
+
+
 class NoCompiler(Exception):
     """There is no C compiler here."""
 
@@ -84,13 +97,16 @@ def is_current(isa: str, folder: Path = HERE) -> bool:
         return False
 
 
-def build(isa: str, folder: Path = HERE) -> Path:
-    """Compiles the library of `isa` into `folder`; NoCompiler, or CalledProcessError whose stderr is the compiler's."""
+def build(isa: str, folder: Path = HERE, extra: Sequence[str] = ()) -> Path:
+    """Compiles the library of `isa` into `folder`, `extra` flags last.
+
+    NoCompiler, or CalledProcessError whose stderr is the compiler's.
+    """
     cc = compiler()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".perdure_", dir=folder) as temporary:
         library = Path(temporary) / "library.so"
-        flags = [*COMMON, *EXACT, *FLAGS[isa], f'-DPD_SOURCES="{digest(isa)}"']
+        flags = [*COMMON, *EXACT, *FLAGS[isa], f'-DPD_SOURCES="{digest(isa)}"', *extra]
 
         def compiled(source: Path) -> str:
             made = str(Path(temporary) / f"{source.stem}.o")
@@ -110,9 +126,9 @@ def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
 
 
-def build_all(names: Sequence[str], folder: Path = HERE) -> list[Path]:
+def build_all(names: Sequence[str], folder: Path = HERE, extra: Sequence[str] = ()) -> list[Path]:
     """Those of `names` that are not current, built; the others' paths too."""
-    return [library_path(isa, folder) if is_current(isa, folder) else build(isa, folder) for isa in names]
+    return [library_path(isa, folder) if is_current(isa, folder) else build(isa, folder, extra) for isa in names]
 
 
 def main() -> int:
@@ -120,9 +136,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--isa", action="append", choices=sorted(FLAGS), help="default: all that this machine may have")
     parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--sanitize", choices=sorted(SANITIZED), help="for tests under gcc's sanitizers; needs --out")
     arguments = parser.parse_args()
+    if arguments.sanitize and arguments.out.resolve() == HERE:
+        parser.error("--sanitize needs --out: a library that is served from must not be a sanitized one")
     try:
-        build_all(arguments.isa or isas(), arguments.out)
+        build_all(arguments.isa or isas(), arguments.out, SANITIZED.get(arguments.sanitize, ()))
     except NoCompiler as error:
         print(f"The CPU kernels are not built, {error}; models will run on the slower reference backend.")
     except subprocess.CalledProcessError as error:

@@ -18,6 +18,9 @@ from kernels.cpu import build
 ISA_VARIABLE = "PERDURE_CPU_ISA"
 """Environment variable that forces an instruction set (tests, comparisons)."""
 
+FOLDER_VARIABLE = "PERDURE_CPU_LIBRARIES"
+"""Environment variable that names another folder of libraries (`make sanitize`)."""
+
 NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"},
@@ -64,7 +67,7 @@ def declarations() -> Any:
 @cache
 def load(isa: str) -> Any:
     """The library of `isa`; NoLibrary when it is missing or was built of other sources."""
-    path = build.library_path(isa)
+    path = build.library_path(isa, Path(os.environ.get(FOLDER_VARIABLE) or build.HERE))
     if not path.exists():
         raise NoLibrary(f"{path.name} is not built; `make setup` builds it and needs a C compiler")
     try:

@@ -109,6 +109,12 @@ def test_forcing_an_instruction_set_that_the_cpu_lacks_names_those_it_has(monkey
 
 
 def test_a_library_that_is_not_built_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "library_path", lambda isa: tmp_path / f"_perdure_{isa}.so")
+    monkeypatch.setattr(build, "library_path", lambda isa, folder: tmp_path / f"_perdure_{isa}.so")
     with pytest.raises(library.NoLibrary, match=r"_perdure_neon\.so is not built"):
         library.load.__wrapped__("neon")
+
+
+def test_a_sanitized_library_never_lies_where_libraries_are_served_from() -> None:
+    done = run_build("--sanitize", "memory")
+    assert done.returncode == 2
+    assert "--sanitize needs --out" in done.stderr

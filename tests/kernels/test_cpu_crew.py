@@ -16,13 +16,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 HERE = Path(__file__).parent
-SANITIZERS = {"plain": (), "thread": ("-fsanitize=thread", "-g"), "memory": ("-fsanitize=address,undefined", "-g")}
 
 
-def compiled(folder: Path, kind: str) -> Path:
+def compiled(folder: Path, kind: str = "plain") -> Path:
     flags = [flag for flag in (*build.COMMON, *build.EXACT) if flag != "-fPIC"]
     program = folder / f"crew_trial_{kind}"
-    command = [*build.compiler(), *flags, *SANITIZERS[kind], f"-I{build.SOURCES}", "-o", str(program)]
+    command = [*build.compiler(), *flags, *build.SANITIZED.get(kind, ()), f"-I{build.SOURCES}", "-o", str(program)]
     subprocess.run([*command, str(HERE / "crew_trial.c"), str(build.SOURCES / "crew.c")], check=True)
     return program
 
@@ -38,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trial(folder: Path) -> Path:
-    return compiled(folder, "plain")
+    return compiled(folder)
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ def test_beside_busy_neighbours(trial: Path) -> None:
     holds(trial, "phases", os.cpu_count() or 1, 500, 10)
 
 
-@pytest.mark.parametrize("kind", ["thread", "memory"])
+@pytest.mark.parametrize("kind", sorted(build.SANITIZED))
 def test_nothing_for_the_sanitizers_to_find(folder: Path, kind: str) -> None:
     try:
         program = compiled(folder, kind)
