@@ -30,7 +30,8 @@ PROMPT_TAIL = 16
 @dataclass(eq=False)
 class Request:
     """`tokens`: prompt and output; the output alone once it is over, as the text of a long prompt, retained for
-    minutes, would fill memory. `limit`: their largest number, in the context and pool of the present worker.
+    minutes, would fill memory. `limit`: their largest number, as asked for, and in the context and pool of the present
+    worker.
 
     While running, `computed` tokens have their KV in the blocks of `seq`, and `in_flight` more are in the
     outstanding plans, which draw `drawing` more tokens (0 or 1 when the next plan is made). `cached`: prompt tokens
@@ -43,7 +44,7 @@ class Request:
     prompt_tail: bytes
     logprobs: list[TokenLogprob] | None
     stop_ids: frozenset[int]
-    limit: int = 0
+    limit: int
     root: bytes = b""
 
     seq: Sequence | None = None
@@ -74,6 +75,10 @@ class Request:
     sharing: bool = False
     """Whether it was ever made to wait for another's prefix; for the counter."""
 
+    key: int = field(init=False)
+    """Its number in the journal; a smaller one was accepted earlier."""
+    id: str = field(init=False)
+    """Chosen by the client."""
     admit: Admit | None = None
     admit_journaled: bool = False
     first_token_at: float = 0.0
@@ -92,22 +97,16 @@ class Request:
             prompt_tail=tokens[-PROMPT_TAIL:].tobytes(),
             logprobs=[] if accept.sample.logprobs >= 0 else None,
             stop_ids=frozenset(accept.stop_ids),
+            limit=len(tokens) + accept.max_tokens,
         )
 
-    @property
-    def key(self) -> int:
-        """Its number in the journal; a smaller one was accepted earlier."""
-        return self.accept.key
-
-    @property
-    def id(self) -> str:
-        """Chosen by the client."""
-        return self.accept.id
+    def __post_init__(self) -> None:
+        self.key, self.id = self.accept.key, self.accept.id
 
     @property
     def output_tokens(self) -> int:
         """Tokens drawn so far."""
-        return len(self.tokens) - self._prompt_here
+        return len(self.tokens) if self.trimmed else len(self.tokens) - self.prompt_tokens
 
     @property
     def resumed(self) -> bool:
@@ -126,18 +125,17 @@ class Request:
         """
         if not self.drawing:
             return len(self.tokens)
-        output, tokens = self.output_tokens + self.drawing, len(self.tokens) + self.drawing
-        ends = output >= self.accept.max_tokens or tokens >= self.limit > 0
-        return self.planned if ends else tokens
+        tokens = len(self.tokens) + self.drawing
+        return tokens if tokens < self.limit else self.computed + self.in_flight
 
     @property
     def pending(self) -> int:
         """Tokens that are in no plan yet; the last of them yields the next token."""
-        return self.reach - self.planned
+        return self.reach - self.computed - self.in_flight
 
-    def plan(self, count: int) -> None:
-        """Its next `count` pending tokens are in a plan now."""
-        self.drawing += count == self.pending
+    def plan(self, count: int, *, draws: bool) -> None:
+        """Its next `count` pending tokens are in a plan now; `draws`: they are all, and another one is drawn."""
+        self.drawing += draws
         self.in_flight += count
 
     def planned_result(self, count: int, *, draws: bool) -> None:
@@ -169,7 +167,7 @@ class Request:
         """Why the output ends with its last token, or None when it goes on."""
         if self.output_tokens and self.tokens[-1] in self.stop_ids:
             return "stop"
-        if self.output_tokens >= self.accept.max_tokens or (self.output_tokens and len(self.tokens) >= self.limit > 0):
+        if self.output_tokens and len(self.tokens) >= self.limit:
             return "length"
         return None
 

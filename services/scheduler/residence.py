@@ -166,12 +166,12 @@ class Residence:
         """
         assert self.kv is not None
         assert request.seq is not None
-        return self.kv.grow(request.seq, request.reach)
+        return self.has_room(request) or self.kv.grow(request.seq, request.reach)
 
-    def has_room(self, request: Request, tokens: int) -> bool:
-        """Whether its blocks cover positions [0, tokens)."""
+    def has_room(self, request: Request) -> bool:
+        """Whether its blocks cover all that is to be fed."""
         assert self.kv is not None
-        return request.seq is not None and len(request.seq.blocks) >= self.kv.blocks_for(tokens)
+        return request.seq is not None and len(request.seq.blocks) * self.kv.block_tokens >= request.reach
 
     def may_be_forced(self, request: Request) -> bool:
         """Whether a retraction by force would be a test and not a treadmill: it has got somewhere since its

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from services.scheduler.batch import Batch, decodes_first
+from services.scheduler.batch import Batch, Slice, decodes_first
 from services.scheduler.desk import Desk
 from services.scheduler.events import Advanced
 from services.scheduler.limits import MOST_LOAD_LOSSES
@@ -35,20 +35,11 @@ Finisher = Callable[[float, Request, FinishReason, tuple[str, str] | None], None
 
 
 @dataclass(frozen=True)
-class _Slice:
-    """A request's part of an outstanding plan: tokens, and whether a token is drawn after them."""
-
-    request: Request
-    count: int
-    draws: bool
-
-
-@dataclass(frozen=True)
 class _Out:
     """An outstanding plan. `replaced`: blocks that it names and that nobody else needs any more, pinned."""
 
     seq: int
-    slices: list[_Slice]
+    slices: list[Slice]
     replaced: list[int] = field(default_factory=list)
 
 
@@ -92,7 +83,7 @@ class Steps:
             forced = False
         batch = Batch(self._desk.settings.step_tokens)
         for request in decodes_first(self._home.running.values()):
-            if self._home.has_room(request, request.reach):
+            if self._home.has_room(request):
                 batch.add(request)
         self._admit(now, batch)
         batch = batch.isolated()
@@ -101,25 +92,26 @@ class Steps:
             return None
         self._steps_unforced += not forced
         self._desk.counters.steps += 1
-        parts, living = batch.slices.values(), self._home.running
-        plan = self._told.plan(self._desk.epoch, self._desk.next_seq(), parts, kv.block_tokens, living)
-        slices = [self._planned(now, request, count) for request, count in batch.slices.values()]
-        self._outs.append(_Out(plan.seq, slices))
+        slices = list(batch.slices.values())
+        seq, living = self._desk.next_seq(), self._home.running
+        plan = self._told.plan(self._desk.epoch, seq, slices, kv.block_tokens, living)
+        for request, count, draws in slices:
+            request.plan(count, draws=draws)
+            self._turns += 1
+            request.last_turn = self._turns
+            if request.admit is None:
+                self._begin(now, request)
+        self._outs.append(_Out(seq, slices))
         return plan
 
-    def _planned(self, now: float, request: Request, count: int) -> _Slice:
-        part = _Slice(request, count, draws=count == request.pending)
-        request.plan(count)
-        self._turns += 1
-        request.last_turn = self._turns
-        if request.admit is None:
-            device, host, disk = request.from_tier
-            request.admit = Admit(request.key, now, device, host, disk)
-            self._desk.counters.prompt_tokens += request.prompt_tokens
-            self._desk.counters.cached_device += device
-            self._desk.counters.cached_host += host
-            self._desk.counters.cached_disk += disk
-        return part
+    def _begin(self, now: float, request: Request) -> None:
+        """It is in a step for the first time."""
+        device, host, disk = request.from_tier
+        request.admit = Admit(request.key, now, device, host, disk)
+        self._desk.counters.prompt_tokens += request.prompt_tokens
+        self._desk.counters.cached_device += device
+        self._desk.counters.cached_host += host
+        self._desk.counters.cached_disk += disk
 
     def _growing(self) -> list[Request]:
         """Oldest first."""
@@ -240,7 +232,7 @@ class Steps:
         self._home.unpin(out.replaced)
         for part in out.slices:
             request = part.request
-            request.planned_result(part.count, draws=part.draws)
+            request.planned_result(part.tokens, draws=part.draws)
             if request.finish is not None:
                 self._desk.counters.dropped_rows += 1
                 self._home.left(request)
@@ -260,7 +252,7 @@ class Steps:
         for request, why, what in ended:
             self._finish(now, request, why, what)
 
-    def _take(self, now: float, part: _Slice, row: RowResult, records: list[StepRow]) -> str | None:
+    def _take(self, now: float, part: Slice, row: RowResult, records: list[StepRow]) -> str | None:
         """One row's outcome; returns what went wrong."""
         request = part.request
         if row.error is not None:
@@ -272,8 +264,8 @@ class Steps:
         if request.admit is not None and not request.admit_journaled:
             request.admit_journaled = True
             self._desk.journal(request.admit)
-        self._desk.counters.computed_tokens += part.count
-        replaced = self._home.computed(request, part.count)
+        self._desk.counters.computed_tokens += part.tokens
+        replaced = self._home.computed(request, part.tokens)
         if replaced:
             self._outs[-1].replaced.extend(replaced)
         request.came_to(request.computed)

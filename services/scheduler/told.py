@@ -13,8 +13,8 @@ from array import array
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+from services.scheduler.batch import Slice
 from services.scheduler.kv.sequence import Sequence
-from services.scheduler.request import Request
 from shared.messages.base import pack_u32, pack_u64
 from shared.messages.engine import Grown, Plan, Row
 
@@ -31,6 +31,10 @@ class _Known:
     end: int
     draws: bool
 
+    def leads_to(self, start: int, table: Sequence) -> bool:
+        """Whether the token that it drew is the one at `start`, and its table is this one's beginning."""
+        return self.draws and self.end == start and self.seq is table and self.rewrites == table.rewrites
+
 
 class Told:
     """One epoch's account."""
@@ -46,11 +50,11 @@ class Told:
         self,
         epoch: int,
         seq: int,
-        slices: Iterable[tuple[Request, int]],
+        slices: Iterable[Slice],
         block_tokens: int,
         living: Container[int],
     ) -> Plan:
-        """The message for a step of these requests' next tokens, so many each; `living`: keys that may come again.
+        """The message for a step; `living`: keys that may come again.
 
         To be called before the requests are told that they are in it.
         """
@@ -58,28 +62,21 @@ class Told:
         for key in gone:
             del self._known[key]
         rows, goes_on, grown = list[Row](), array("Q"), list[Grown]()
-        for request, count in slices:
-            assert request.seq is not None
-            start = request.planned
+        for part in slices:
+            request, count, draws = part
+            key, table, start = request.key, request.seq, request.planned
+            assert table is not None
             blocks = -(-(start + count) // block_tokens)
-            draws = count == request.pending
-            known = self._known.get(request.key)
-            if (
-                known is not None
-                and known.draws
-                and draws
-                and known.end == start == request.reach - 1
-                and known.seq is request.seq
-                and known.rewrites == request.seq.rewrites
-            ):
-                goes_on.append(request.key)
+            known = self._known.get(key)
+            if known is not None and draws and count == 1 and known.leads_to(start, table):
+                goes_on.append(key)
                 if blocks > known.blocks:
-                    grown.append(Grown(request.key, pack_u32(request.seq.blocks[known.blocks : blocks])))
+                    grown.append(Grown(key, pack_u32(table.blocks[known.blocks : blocks])))
                     known.blocks = blocks
                 known.end = start + 1
             else:
-                rows.append(_row(request, start, count, blocks, draws=draws))
-                self._known[request.key] = _Known(request.seq, request.seq.rewrites, blocks, start + count, draws)
+                rows.append(_row(part, start, table.blocks[:blocks]))
+                self._known[key] = _Known(table, table.rewrites, blocks, start + count, draws)
         return Plan(
             epoch=epoch,
             seq=seq,
@@ -90,14 +87,14 @@ class Told:
         )
 
 
-def _row(request: Request, start: int, count: int, blocks: int, *, draws: bool) -> Row:
-    assert request.seq is not None
+def _row(part: Slice, start: int, blocks: list[int]) -> Row:
+    request = part.request
     return Row(
         key=request.key,
         start=start,
-        ids=request.tokens[start : start + count].tobytes(),
-        blocks=pack_u32(request.seq.blocks[:blocks]),
-        sample=request.accept.sample if draws else None,
+        ids=request.tokens[start : start + part.tokens].tobytes(),
+        blocks=pack_u32(blocks),
+        sample=request.accept.sample if part.draws else None,
         drawn=request.output_tokens + request.drawing,
         stop_ids=request.accept.stop_ids,
         feeds_last=start == len(request.tokens),

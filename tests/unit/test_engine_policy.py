@@ -94,7 +94,7 @@ def test_decodes_come_before_prefills_and_the_oldest_prefill_gets_the_rest() -> 
     batch = Batch(16)
     for one in decodes_first(running):
         batch.add(one)
-    assert {key: count for key, (_, count) in batch.slices.items()} == {2: 1, 4: 1, 1: 14}
+    assert {key: part.tokens for key, part in batch.slices.items()} == {2: 1, 4: 1, 1: 14}
     assert batch.left == 0
 
 
