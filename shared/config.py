@@ -60,7 +60,7 @@ class SchedulerConfig(Section, frozen=True):
     """fcfs, or lpm (longest prefix match first, with ageing)."""
     prefetch: str = "timeout"
     """How a request waits for its prefix from disk: timeout (until it is there or a bound is reached)."""
-    step_tokens: int = 512
+    step_tokens: int = 256
     """Token budget of a step: decodes first, prefill chunks with the rest."""
     plans_out: int = 2
     """Plans that the worker may have: 2, so that the next is made and sent while one runs, or 1."""

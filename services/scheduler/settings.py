@@ -23,7 +23,7 @@ class Settings:
 
     policy: Policy = "fcfs"
     prefetch: Prefetch = "timeout"
-    step_tokens: int = 512
+    step_tokens: int = 256
     max_running: int = 64
     max_waiting: int = 4096
     user_requests: int = 64
