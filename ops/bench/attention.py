@@ -178,7 +178,7 @@ def main() -> None:
                 torchs.append(took[1])
         a, b = Spread.of(mine), Spread.of(torchs)
         table.add_row(case.name, shown(a), shown(b), f"{b.median / a.median:.2f}x")
-    Console().print(table)
+    Console(width=110).print(table)
 
 
 if __name__ == "__main__":

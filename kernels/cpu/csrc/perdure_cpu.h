@@ -155,7 +155,7 @@ typedef struct {
     int32_t block_tokens; /* 16, 32 or a multiple of 64 */
     int32_t heads;        /* a multiple of kv_heads */
     int32_t kv_heads;
-    int32_t dim;          /* a multiple of 16 */
+    int32_t dim;          /* a multiple of 16, at most 256 */
     float scale;          /* q is multiplied by it once */
     const float *qkv;     /* [T][qkv_row], q heads first */
     int64_t qkv_row;
