@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
 KERNELS_STAMP := $(VENV)/.kernels
 
-.PHONY: setup lint format test sanitize demo serve bench chaos fuzz readers clean
+.PHONY: setup lint format test sanitize demo serve bench chaos fuzz readers clean exact
 
 setup: $(KERNELS_STAMP)
 
@@ -52,6 +52,10 @@ serve: setup
 
 bench: setup
 	$(PY) -m ops.bench
+
+# Every circumstance that must not change a bit: docs/exactness.md
+exact: setup
+	$(PY) -m ops.exact
 
 # KILLS and SEED, MINUTES to end earlier, MODEL=toy|tiny|smollm2: docs/chaos.md
 KILLS ?= 100

@@ -10,6 +10,7 @@ into chunks, or on what came from the cache: on an `exact` backend bit for bit, 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -18,9 +19,22 @@ from numpy.typing import NDArray
 from kernels.batch import Batch
 from kernels.paged import PagedKV
 from kernels.program import Program
+from kernels.sampling import Sampler
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (ops loaded, ops in all)."""
+
+
+class Unfit(Exception):
+    """This backend can't serve here; the text says what is missing, as half a sentence."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where packed weights may be kept, and the 32-byte digest of what they are made from."""
+
+    directory: Path
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -36,14 +50,19 @@ class Forward:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of memory: `weights` once loaded, `step` for the buffers of a step."""
+    """Bytes of memory: `weights` once loaded, `step` for the buffers of a step. `exact`: no estimate."""
 
     weights: int
     step: int
+    exact: bool = False
 
 
 class Model(Protocol):
     """A loaded program. Not thread-safe: it owns work buffers; use it from the thread that loaded it."""
+
+    @property
+    def sample(self) -> Sampler:
+        """Draws from logits; see kernels/sampling.py."""
 
     def step(self, batch: Batch, kv: PagedKV, *, layers: int | None = None) -> Forward:
         """Feeds a batch and writes its KV into the pool. `layers`: see `Program.shortened` (a sizing run)."""
@@ -65,7 +84,11 @@ class Backend(Protocol):
         """Changes whenever rounding may change; part of the KV fingerprint."""
 
     def footprint(self, program: Program, tokens: int, rows: int, context: int) -> Footprint:
-        """An upper estimate for steps of `tokens` tokens and `rows` sequences up to `context` tokens long."""
+        """For steps of `tokens` tokens and `rows` sequences up to `context` tokens long; no less than the truth."""
 
-    def load(self, program: Program, progress: Progress) -> Model:
-        """Packs the weights; blocking, seconds for a large model."""
+    @property
+    def kv_dtype(self) -> str:
+        """What KV is kept in unless the user says otherwise: a key of `shared.kv.DTYPE_BYTES`."""
+
+    def load(self, program: Program, kept: Weights | None, progress: Progress) -> Model:
+        """Packs the weights, or maps what was packed before; blocking, seconds for a large model."""

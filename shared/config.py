@@ -31,7 +31,7 @@ class ModelConfig(Section, frozen=True):
     source: str = "smollm2-135m-instruct"
     dir: str = ""
     """Where fetched models lie; empty: PERDURE_HOME/models."""
-    backend: str = "reference"
+    backend: str = "auto"
     max_context: int = 0
     """0: the model's own."""
     threads: int = 0
@@ -42,7 +42,7 @@ class KVConfig(Section, frozen=True):
     """The worker's pool."""
 
     pool_bytes: int = GIB
-    dtype: str = "fp32"
+    dtype: str = "auto"
     block_tokens: int = 0
     """Tokens a block, a power of two; 0: the one whose block is nearest 1 MiB."""
     prefix_cache: bool = True

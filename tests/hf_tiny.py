@@ -43,13 +43,13 @@ def make_tiny(kind: str, directory: Path, seed: int = 0) -> TinyModel:
     logging.disable_progress_bar()
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
-        "hidden_size": 48,
+        "hidden_size": 96,
         "intermediate_size": 88,
         "num_hidden_layers": 3,
         "num_attention_heads": 6,
         "num_key_value_heads": 6 if kind == "llama-mha" else 2,
         "max_position_embeddings": CONTEXT,
-        "initializer_range": 0.2,
+        "initializer_range": 0.14,
         "tie_word_embeddings": kind.endswith("-tied"),
     }
     torch.manual_seed(seed)

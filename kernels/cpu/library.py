@@ -4,14 +4,15 @@ The header csrc/perdure_cpu.h is what cffi is told, so there is one description 
 interpreter's lock.
 """
 
+import contextlib
+import hashlib
+import importlib.util
 import os
 import platform
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import cffi
 
 from kernels.cpu import build
 
@@ -57,11 +58,49 @@ def chosen() -> str:
 
 @cache
 def declarations() -> Any:
-    """The FFI object that knows all functions and structs of perdure_cpu.h."""
+    """The FFI object that knows all functions and structs of perdure_cpu.h.
+
+    Parsing C takes cffi a tenth of a second, a fifth of a worker's start; so what it understood is kept beside the
+    libraries as a module, named by the header's digest.
+    """
+    header = (build.SOURCES / "perdure_cpu.h").read_text()
+    text = "\n".join(line for line in header.splitlines() if not line.startswith("#"))
+    path = build.HERE / f"_declarations_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+    if not path.exists():
+        try:
+            _understand(text, path)
+        except OSError:  # a folder that we may not write: parsed at each start
+            return _parsed(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.ffi
+
+
+def _parsed(text: str) -> Any:
+    import cffi  # with its parser half as costly as the parsing
+
     ffi = cffi.FFI()
-    text = (build.SOURCES / "perdure_cpu.h").read_text()
-    ffi.cdef("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    ffi.cdef(text)
     return ffi
+
+
+def _understand(text: str, path: Path) -> None:
+    """Parses declarations into a module at `path`, and removes those of other headers."""
+    ffi = _parsed(text)
+    ffi.set_source(path.stem, None)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with contextlib.redirect_stdout(None):  # it says what it generates
+            ffi.emit_python_code(str(beside))
+        beside.rename(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    for old in path.parent.glob("_declarations_*.py"):
+        if old != path:
+            old.unlink(missing_ok=True)
 
 
 @cache

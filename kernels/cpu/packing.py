@@ -56,8 +56,8 @@ def panel_bytes(kind: str, width: int) -> int:
     return _GROUP_BYTES[kind] * width // GROUP
 
 
-def pack(tensors: Sequence[Tensor]) -> Matrix:
-    """One matrix of weights [out_i, in], stacked along `out`; ValueError when their widths differ."""
+def packed_as(tensors: Sequence[Tensor]) -> tuple[str, int, int, int]:
+    """What `pack` would make of them: kind, out, width, bytes. ValueError when their widths differ."""
     widths = {tensor.shape[-1] for tensor in tensors}
     if len(widths) != 1:
         raise ValueError(f"weights of {sorted(widths)} inputs cannot be stacked")
@@ -67,6 +67,12 @@ def pack(tensors: Sequence[Tensor]) -> Matrix:
     kind = kinds.pop() if len(kinds) == 1 else "F32"
     if kind not in FORMATS:
         kind = "F32"
+    return kind, out, width, -(-out // PANEL) * panel_bytes(kind, width)
+
+
+def pack(tensors: Sequence[Tensor]) -> Matrix:
+    """One matrix of weights [out_i, in], stacked along `out`; ValueError when their widths differ."""
+    kind, out, width, _ = packed_as(tensors)
     data = empty(-(-out // PANEL), panel_bytes(kind, width))
     first = 0
     for tensor in tensors:

@@ -9,7 +9,7 @@ import platform
 
 import torch
 
-from kernels.interface import Footprint, Progress
+from kernels.interface import Footprint, Progress, Weights
 from kernels.program import Embed, Program, tensors_of
 from kernels.reference.linear import has_onednn
 from kernels.reference.model import ReferenceModel
@@ -23,6 +23,7 @@ class Reference:
 
     name = "reference"
     exact = False
+    kv_dtype = "fp32"
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -42,6 +43,6 @@ class Reference:
         step = tokens * 2 * (width + hidden) + gathered + 2 * rows * program.vocab
         return Footprint(4 * weights, 4 * step)
 
-    def load(self, program: Program, progress: Progress) -> ReferenceModel:
-        """See `Backend.load`."""
+    def load(self, program: Program, kept: Weights | None, progress: Progress) -> ReferenceModel:
+        """See `Backend.load`; nothing is kept."""
         return ReferenceModel(program, progress, onednn=self._onednn)

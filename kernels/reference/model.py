@@ -24,7 +24,9 @@ from kernels.program import (
 from kernels.reference import attention, ops
 from kernels.reference.linear import Matrix, stacked
 from kernels.reference.pool import Views
+from kernels.reference.sampler import sample_each
 from kernels.reference.step import ReferenceStep, begin
+from kernels.sampling import Sampler
 from shared.model.tensors import Tensor
 
 
@@ -32,6 +34,7 @@ class ReferenceModel:
     """Implements `kernels.interface.Model`. Weights are fp32; equal tensors are read once."""
 
     def __init__(self, program: Program, progress: Progress, *, onednn: bool) -> None:
+        self.sample: Sampler = sample_each
         self._program = program
         self._onednn = onednn
         self._attend = attention.Attention()

@@ -39,6 +39,8 @@ from shared.peers import Peer, PeerGone, PeerSlow
 MAX_PLANS = 2
 """Plans in the compute lane, the running one included: the scheduler makes the next one while it runs."""
 MAX_TRANSFERS = 1024
+FIRST_BYTES = 64 << 20
+"""Of the pool, touched before this worker is ready: the first hit after a restart loads its prefix into them."""
 PREFAULT_BYTES = 4 << 20
 """Per turn of the lane of saves, so that a transfer waits for few milliseconds; no turn is taken beside other work."""
 HUNG = 70
@@ -77,6 +79,8 @@ class Worker(Actor):
             self._pool = PageStore(facts.blocks, facts.block_bytes, wish)
             for warning in self._pool.large.warnings:
                 self.log.warning("pool_memory", reason=warning)
+            if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory unused
+                await self._loads.run(partial(self._pool.prefault, FIRST_BYTES))
             self._steps = Steps(self._runner, self._pool, self.faults)
             self._transfers = Transfers(self._pool, self.faults)
         except BaseException:

@@ -1,6 +1,5 @@
 """Runs a real model: opens and loads it, sizes the pool by a step of the largest size, feeds the scheduler's rows."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,8 +8,9 @@ from numpy.typing import NDArray
 
 from kernels import choose_backend
 from kernels.batch import make_batch
+from kernels.interface import Weights
 from kernels.paged import PagedKV
-from services.worker.largest_step import MEASURED_LAYERS, measure_largest_step
+from services.worker.largest_step import MEASURED_LAYERS, try_largest_step
 from services.worker.models.decoder import decoder
 from services.worker.page_store import PageStore
 from services.worker.profile import Demand, check_settings, size_pool
@@ -21,6 +21,9 @@ from shared.machine import available_memory, usable_cores
 from shared.messages.engine import KVFacts, Row, WorkerReady
 from shared.model.spec import open_model
 from shared.paths import Places
+
+PACKED = "packed"
+"""Folder, beside the models, of weights as a backend computes with them."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
@@ -38,19 +41,26 @@ class ModelRunner:
         progress("opening the model", 0.0)
         source = open_model(config.model.source, places.models(config.model.dir))
         spec = source.spec
-        self._layout = layout = spec.kv_layout(config.kv.dtype, config.kv.block_tokens)
         context = min(config.model.max_context or spec.max_context, spec.max_context)
         program = decoder(spec, source.tensors(), context)
-        backend = choose_backend(config.model.backend, config.model.threads or usable_cores())
+        threads = config.model.threads or usable_cores()
+        choice = choose_backend(
+            config.model.backend, threads, head_dim=spec.head_dim, block_tokens=config.kv.block_tokens
+        )
+        if choice.warning:
+            self._log.warning("backend", reason=choice.warning)
+        backend = choice.backend
+        dtype = backend.kv_dtype if config.kv.dtype == "auto" else config.kv.dtype
+        self._layout = layout = spec.kv_layout(dtype, config.kv.block_tokens)
         limits = config.scheduler
         foot = backend.footprint(program, limits.step_tokens, limits.max_running, context)
         size_pool(config, layout, Demand(foot.weights, foot.step), available_memory())  # a hopeless start ends here
-        self._model = backend.load(program, lambda done, total: progress("loading weights", done / total))
+        kept = Weights(places.models(config.model.dir) / PACKED, source.digest())
+        self._model = backend.load(program, kept, lambda done, total: progress("loading weights", done / total))
         progress("sizing the pool", 0.0)
-        begun = time.perf_counter()
-        step = measure_largest_step(self._model, layout, config, context)
-        self._largest_step_s = (time.perf_counter() - begun) / MEASURED_LAYERS * spec.layers
-        demand = Demand(foot.weights, foot.step if step is None else step, loaded=True)
+        trial = try_largest_step(self._model, layout, config, context, measure=not foot.exact)
+        self._largest_step_s = trial.seconds / MEASURED_LAYERS * spec.layers
+        demand = Demand(foot.weights, foot.step if trial.nbytes is None else trial.nbytes, loaded=True)
         size = size_pool(config, layout, demand, available_memory())
         if size.warning:
             self._log.warning("pool_clamped", reason=size.warning)
@@ -66,7 +76,7 @@ class ModelRunner:
                 fingerprint=fingerprint(
                     spec.fingerprint_fields()
                     | {
-                        "weights": source.digest(),
+                        "weights": kept.digest,
                         "numerics": backend.numerics,
                         "kv_dtype": layout.dtype,
                         "block_tokens": layout.block_tokens,
@@ -125,7 +135,7 @@ class ModelRunner:
             else:
                 outputs.append(RowOutput(logits=logits[drawn]))
             drawn += row.sample is not None
-        return StepOutput(tuple(outputs))
+        return StepOutput(tuple(outputs), self._model.sample)
 
     def _not_finite(self, key: int, start: int, end: int) -> str:
         hint = "; fp16 ends at 65,504, kv.dtype bf16 or fp32 reach further" if self._layout.dtype == "fp16" else ""

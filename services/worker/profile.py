@@ -34,8 +34,8 @@ class PoolSize:
 def check_settings(config: Config) -> None:
     """ConfigError for a KV dtype, block length, context or thread count that means nothing."""
     kv, model = config.kv, config.model
-    if kv.dtype not in DTYPE_BYTES:
-        raise ConfigError(f"kv.dtype {kv.dtype!r} is unknown; known are {', '.join(DTYPE_BYTES)}")
+    if kv.dtype not in ("auto", *DTYPE_BYTES):
+        raise ConfigError(f"kv.dtype {kv.dtype!r} is unknown; known are auto, {', '.join(DTYPE_BYTES)}")
     if kv.block_tokens and kv.block_tokens not in (1, 2, 4, 8, *BLOCK_TOKENS):
         raise ConfigError(
             f"kv.block_tokens is {kv.block_tokens}; write a power of two up to {BLOCK_TOKENS[-1]}, "

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.reference.sampler import sample_each
+from kernels.sampling import Sampler
 from services.worker.page_store import PageStore
 from shared.messages.engine import KVFacts, Row, WorkerReady
 
@@ -31,9 +33,10 @@ class RowOutput:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Outcomes in the order of the step's rows."""
+    """Outcomes in the order of the step's rows. `sample`: draws from their logits, before the next step."""
 
     rows: tuple[RowOutput, ...] = field(default=())
+    sample: Sampler = sample_each
 
 
 class Runner(Protocol):

@@ -5,16 +5,16 @@ nobody foresaw costs every row of its plan, and even then the worker serves the 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from kernels.sampling import Draw, Drawn
 from services.worker.page_store import PageStore
 from services.worker.recorder import Recorder
-from services.worker.runner import RowOutput, Runner
-from services.worker.sampler import logprob_of, sample
+from services.worker.runner import RowOutput, Runner, StepOutput
 from services.worker.sessions import Part, Sessions, Unfit
 from shared.config import ConfigError
 from shared.faults import Faults
@@ -74,9 +74,9 @@ class Steps:
         if self._recorder is not None:
             self._recorder.append(Plan(epoch=plan.epoch, seq=plan.seq, rows=tuple(good)))
         try:
-            outputs = iter(self._runner.step(good, self._pool).rows if good else ())
+            output = self._runner.step(good, self._pool) if good else StepOutput()
             self._faults.at("worker_in_step")
-            results = [self._outcome(part, outputs) for part in parts]
+            results = self._results(parts, output)
         except Exception as error:
             self._log.error("step_failed", epoch=plan.epoch, seq=plan.seq, rows=len(parts), exc_info=error)
             reason = f"the step failed: {type(error).__name__}: {error}"
@@ -85,35 +85,49 @@ class Steps:
             self._sessions.note(part, result)
         return results
 
-    def _outcome(self, part: Part | Unfit, outputs: Iterator[RowOutput]) -> RowResult:
-        if isinstance(part, Unfit):
-            return RowResult(key=part.key, error=part.error or None, dropped=not part.error)
-        self._tokens += part.count
-        return self._result(part.row, part.end, next(outputs))
+    def _results(self, parts: list[Part | Unfit], output: StepOutput) -> list[RowResult]:
+        outputs = iter(output.rows)
+        results: list[RowResult] = []
+        drawing: dict[int, Draw] = {}
+        for number, part in enumerate(parts):
+            if isinstance(part, Unfit):
+                results.append(RowResult(key=part.key, error=part.error or None, dropped=not part.error))
+                continue
+            self._tokens += part.count
+            row, found = part.row, next(outputs)
+            if row.sample is not None and found.error is None and found.logits is not None:
+                drawing[number] = Draw(found.logits, row.sample, part.end, self._forced(row))
+            results.append(self._undrawn(row, found))
+        for number, drawn in zip(drawing, output.sample(list(drawing.values())), strict=True):
+            results[number] = drawn_result(results[number].key, drawn, drawing[number].spec.logprobs >= 0)
+        return results
 
-    def _result(self, row: Row, position: int, output: RowOutput) -> RowResult:
-        """`position`: absolute position of the token that the row draws."""
-        if output.error is not None or row.sample is None:
-            return RowResult(key=row.key, error=output.error)
-        token, logprob, error = -1, None, None
-        if output.logits is not None:
-            drawn = sample(output.logits, row.sample, position)
-            token, logprob, error = drawn.token, drawn.logprob, drawn.error
-        elif output.token is not None:
-            token = output.token
-            logprob = certain(token) if row.sample.logprobs >= 0 else None
-        else:
-            error = "the model gave neither logits nor a token"
-        if error is None and row.drawn < len(self._fixed):
-            token = self._fixed[row.drawn]
-            if logprob is not None:
-                real = output.logits
-                logprob = certain(token) if real is None else logprob_of(real, token, row.sample.logprobs)
-        return RowResult(key=row.key, token=token, logprob=logprob, error=error)
+    def _forced(self, row: Row) -> int:
+        """The token that the fault hook wants of this row; -1: none."""
+        return self._fixed[row.drawn] if row.drawn < len(self._fixed) else -1
+
+    def _undrawn(self, row: Row, found: RowOutput) -> RowResult:
+        """Of a row that draws nothing, nothing yet, or whose token the model itself fixed."""
+        if found.error is not None or row.sample is None or found.logits is not None:
+            return RowResult(key=row.key, error=found.error)
+        if found.token is None:
+            return RowResult(key=row.key, error="the model gave neither logits nor a token")
+        forced = self._forced(row)
+        token = found.token if forced < 0 else forced
+        return RowResult(key=row.key, token=token, logprob=certain(token) if row.sample.logprobs >= 0 else None)
 
     def statistics(self) -> StepStatistics:
         """Totals, for status."""
         return StepStatistics(self._steps, self._tokens, self._drawn, self._errors, self._dropped, self._seconds)
+
+
+def drawn_result(key: int, drawn: Drawn, wants_logprobs: bool) -> RowResult:
+    """What was drawn, in the words of the protocol."""
+    logprob = None
+    if wants_logprobs and drawn.error is None:
+        ids, values = [id for id, _ in drawn.top], tuple(value for _, value in drawn.top)
+        logprob = TokenLogprob(chosen=drawn.logprob, top_ids=pack_u32(ids), top=values)
+    return RowResult(key=key, token=drawn.token, logprob=logprob, error=drawn.error)
 
 
 def certain(token: int) -> TokenLogprob:

@@ -229,7 +229,7 @@ async def test_w12_w13_other_weights_or_another_kv_dtype_of_the_same_name_hit_no
     """The last test on this stack: it is stopped and started on the same home with other settings."""
     ids = ids_of(random.Random(12), 100)
     seen: dict[str, list[Result]] = {}
-    for life, path, dtype in (("a", "a", "fp32"), ("b", "b", "fp32"), ("bf16", "a", "bf16"), ("again", "a", "fp32")):
+    for life, path, dtype in (("a", "a", "fp16"), ("b", "b", "fp16"), ("bf16", "a", "bf16"), ("again", "a", "fp16")):
         if life != "a":
             await settled(cached)
             await cached.stop()

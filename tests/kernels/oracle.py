@@ -3,6 +3,7 @@
 A pool starts as NaN: whoever multiplies a slot that was never written, even by zero, gets NaN.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,11 +15,13 @@ from kernels.reference.pool import Views
 from shared.kv import KVLayout
 from shared.model.tensors import Tensor
 
+_numbers = itertools.count()
+
 
 def tensor(values: torch.Tensor) -> Tensor:
-    """A file's tensor of these fp32 values."""
+    """A file's tensor of these fp32 values, with a name of its own."""
     array = np.ascontiguousarray(values.float().numpy())
-    return Tensor("test", "F32", tuple(array.shape), array.view(np.uint8).reshape(-1))
+    return Tensor(f"test {next(_numbers)}", "F32", tuple(array.shape), array.view(np.uint8).reshape(-1))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

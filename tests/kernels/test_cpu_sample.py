@@ -1,4 +1,4 @@
-"""Sampling in C against services/worker/sampler.py, which defines it, and against itself in other company."""
+"""Sampling in C against kernels/reference/sampler.py, which defines it, and against itself in other company."""
 
 import itertools
 import math
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kernels.cpu import library
 from kernels.cpu.library import pointer
-from services.worker.sampler import logprob_of, sample, uniform
-from shared.messages.base import unpack_u32
+from kernels.reference.sampler import chosen, sample
+from kernels.sampling import uniform
 from shared.messages.engine import SampleSpec
 
 pytestmark = pytest.mark.skipif(not library.supported(), reason="this CPU has none of the instruction sets")
@@ -153,12 +153,12 @@ def test_greedy_is_the_argmax_of_the_biased_logits_ties_to_the_lower_id(
 @given(rows_of_logits, st.integers(0, 75), st.data())
 def test_logprobs_and_alternatives(values: list[float], alternatives: int, data: st.DataObject) -> None:
     token = data.draw(st.integers(0, len(values) - 1))
-    expected = logprob_of(np.array(values, np.float32), token, alternatives)
+    expected = chosen(np.array(values, np.float32), token, alternatives)
     found = one_drawn(values, Asked(SampleSpec(logprobs=alternatives), forced=token))
     assert found.token == token
-    assert found.logprob == pytest.approx(expected.chosen, abs=1e-13)
-    assert found.top_ids == list(unpack_u32(expected.top_ids))
-    assert found.top == pytest.approx(list(expected.top), abs=1e-13)
+    assert found.logprob == pytest.approx(expected.logprob, abs=1e-13)
+    assert found.top_ids == [id for id, _ in expected.top]
+    assert found.top == pytest.approx([value for _, value in expected.top], abs=1e-13)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.01, 1.0, 10.0, 1e30]))

@@ -21,7 +21,7 @@ from kernels.rope import rope_tables
 from shared.kv import KVLayout
 from tests.kernels import oracle
 
-BACKENDS = ("reference",)
+BACKENDS = ("reference", "cpu")
 LAYOUT = KVLayout(1, 1, 16, 16, "fp32", 16)
 ROWS = st.sampled_from([1, 2, 3, 8, 17])
 WIDTH = st.sampled_from([8, 24, 64, 100])
@@ -29,7 +29,7 @@ WIDTH = st.sampled_from([8, 24, 64, 100])
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
-    return choose_backend(request.param, 1)
+    return choose_backend(request.param, 1, head_dim=16).backend
 
 
 def outcome(
@@ -53,7 +53,7 @@ def outcome(
         eye = F.pad(eye, (0, 0, 0, len(rows) - len(eye)))
         ops = list(builder.ops)
         builder.add(Logits(shown, oracle.tensor(eye)))
-        model = backend.load(builder.program(), lambda done, total: None)
+        model = backend.load(builder.program(), None, lambda done, total: None)
         builder.ops[:] = ops
         wants = sampled or [True] * len(rows)
         batch = make_batch([(0, np.array([n]), np.array([n]), want) for n, want in enumerate(wants)])

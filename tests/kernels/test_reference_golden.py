@@ -101,7 +101,7 @@ def weights() -> dict[str, Tensor]:
 def run(chunk: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Logits [vocab] after the last token, and K, V of PLACES, [2 layers, 4, kv_heads * head_dim] each."""
     backend = Reference(threads=1)
-    model = backend.load(decoder(SPEC, weights(), max_context=64), lambda done, total: None)
+    model = backend.load(decoder(SPEC, weights(), max_context=64), None, lambda done, total: None)
     paged = PagedKV(bytearray(b"\xff" * (5 * LAYOUT.block_bytes)), LAYOUT)
     table = np.array(TABLE)
     for start in range(0, len(IDS), chunk):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.worker.sampler import largest, logprob_of, sample, uniform
-from shared.messages.base import unpack_u32
+from kernels.reference.sampler import chosen, largest, sample
+from kernels.sampling import Drawn, uniform
 from shared.messages.engine import SampleSpec
 
 NEAR = 1e-9
@@ -111,11 +111,11 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits(values: list[float], n: 
     token = data.draw(st.integers(0, len(values) - 1))
     exact = [float(x) for x in row]
     whole = math.log(math.fsum(math.exp(x - max(exact)) for x in exact)) + max(exact)
-    found = logprob_of(row, token, n)
-    assert found.chosen == pytest.approx(exact[token] - whole, abs=1e-9)
+    found = chosen(row, token, n)
+    assert found.logprob == pytest.approx(exact[token] - whole, abs=1e-9)
     ranked = sorted(range(len(exact)), key=lambda i: (-exact[i], i))[:n]
-    assert list(unpack_u32(found.top_ids)) == ranked
-    assert list(found.top) == pytest.approx([exact[i] - whole for i in ranked], abs=1e-9)
+    assert [id for id, _ in found.top] == ranked
+    assert [value for _, value in found.top] == pytest.approx([exact[i] - whole for i in ranked], abs=1e-9)
 
 
 def test_logprobs_ignore_bias_temperature_and_filters() -> None:
@@ -124,15 +124,12 @@ def test_logprobs_ignore_bias_temperature_and_filters() -> None:
     assert plain.token == 1
     moved = sample(row, SampleSpec(temperature=0.7, top_k=1, logprobs=3, bias=((0, 50.0),)), 1)
     assert moved.token == 0
-    assert plain.logprob is not None
-    assert moved.logprob is not None
-    assert moved.logprob.top == plain.logprob.top
-    assert list(unpack_u32(moved.logprob.top_ids)) == [1, 2, 0]
-    assert moved.logprob.chosen == plain.logprob.top[2]
-    assert sample(row, SampleSpec(), 1).logprob is None
-    alone = sample(row, SampleSpec(logprobs=0), 1).logprob
-    assert alone is not None
-    assert (alone.top, alone.top_ids) == ((), b"")
+    assert moved.top == plain.top
+    assert [id for id, _ in moved.top] == [1, 2, 0]
+    assert (moved.token, moved.logprob) == plain.top[2]
+    assert sample(row, SampleSpec(), 1) == Drawn(plain.token)
+    alone = sample(row, SampleSpec(logprobs=0), 1)
+    assert (alone.top, alone.logprob) == ((), plain.logprob)
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0]), min_size=1, max_size=50), st.integers(0, 60))

@@ -80,17 +80,17 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return make_tiny(request.param, tmp_path_factory.mktemp("models"))
 
 
-def runner_of(model: TinyModel, home: Path, dtype: str = "fp32") -> ModelRunner:
+def runner_of(model: TinyModel, home: Path, dtype: str = "fp32", backend: str = "cpu") -> ModelRunner:
     config = Config(
-        model=ModelConfig(source=str(model.path), threads=1),
+        model=ModelConfig(source=str(model.path), threads=1, backend=backend),
         kv=KVConfig(pool_bytes=2 << 20, block_tokens=16, dtype=dtype),
     )
     return ModelRunner(config, Places(home))
 
 
-@pytest.fixture
-def engine(model: TinyModel, tmp_path: Path) -> Engine:
-    return Engine(model, runner_of(model, tmp_path))
+@pytest.fixture(params=["cpu", "reference"])
+def engine(request: pytest.FixtureRequest, model: TinyModel, tmp_path: Path) -> Engine:
+    return Engine(model, runner_of(model, tmp_path, backend=request.param))
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 200])
@@ -149,7 +149,7 @@ def test_kv_of_16_bits_stays_near_the_reference(model: TinyModel, tmp_path: Path
     assert output.logits is not None
     expected = model.logits(sequence.ids)[-1]
     difference = (torch.from_numpy(output.logits.copy()) - expected).abs().max() / expected.abs().max()
-    assert 0 < difference < (0.002 if dtype == "fp16" else 0.02)
+    assert 0 < difference < (0.006 if dtype == "fp16" else 0.05)
 
 
 def test_a_row_whose_cached_kv_is_not_finite_ends_alone(engine: Engine) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.cpu.backend import Cpu
 from kernels.reference.backend import Reference
 from services.worker import model_runner
 from services.worker.model_runner import ModelRunner
@@ -67,7 +68,7 @@ def test_loaded_weights_are_not_counted_twice() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (Config(kv=KVConfig(dtype="fp8")), "kv.dtype 'fp8' is unknown; known are fp32, fp16, bf16"),
+        (Config(kv=KVConfig(dtype="fp8")), "kv.dtype 'fp8' is unknown; known are auto, fp32, fp16, bf16"),
         (Config(kv=KVConfig(block_tokens=24)), "kv.block_tokens is 24; write a power of two up to 128"),
         (Config(kv=KVConfig(block_tokens=-16)), "kv.block_tokens is -16;"),
         (Config(kv=KVConfig(block_tokens=256)), "kv.block_tokens is 256;"),
@@ -92,15 +93,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make_tiny("llama-tied", tmp_path_factory.mktemp("models"))
 
 
-def runner_config(tiny: TinyModel, **kv: int) -> Config:
-    return Config(model=ModelConfig(source=str(tiny.path), threads=1), kv=KVConfig(block_tokens=16, **kv))
+def runner_config(tiny: TinyModel, backend: str = "auto", **kv: int) -> Config:
+    model = ModelConfig(source=str(tiny.path), threads=1, backend=backend)
+    return Config(model=model, kv=KVConfig(block_tokens=16, **kv))
 
 
 @pytest.mark.parametrize("asked", [0, 1])
 def test_z01_the_runner_refuses_before_any_weight_is_loaded(
     tiny: TinyModel, places: Places, monkeypatch: pytest.MonkeyPatch, asked: int
 ) -> None:
-    monkeypatch.setattr(Reference, "load", lambda *args, **kw: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(Cpu, "load", lambda *args, **kw: pytest.fail("weights were loaded"))
     with pytest.raises(ConfigError, match="one block of this model's KV"):
         ModelRunner(runner_config(tiny, pool_bytes=asked), places)
     monkeypatch.setattr(model_runner, "available_memory", lambda: 1 << 20)
@@ -109,7 +111,7 @@ def test_z01_the_runner_refuses_before_any_weight_is_loaded(
 
 
 def test_z01_one_block_serves_and_a_thousandfold_of_memory_is_clamped(tiny: TinyModel, places: Places) -> None:
-    one = ModelRunner(runner_config(tiny, pool_bytes=3 * 2 * 2 * 8 * 4 * 16), places)
+    one = ModelRunner(runner_config(tiny, pool_bytes=3 * 2 * 2 * 16 * 2 * 16), places)
     assert one.facts.blocks == 1
     huge = ModelRunner(runner_config(tiny, pool_bytes=1000 * available_memory()), places)
     assert 0 < huge.facts.blocks * huge.facts.block_bytes < available_memory()
@@ -125,7 +127,7 @@ def test_what_the_largest_step_takes_is_measured(
         return size_pool(config, layout, demand, free)
 
     monkeypatch.setattr(model_runner, "size_pool", spy)
-    runner = ModelRunner(runner_config(tiny, pool_bytes=GIB), places)
+    runner = ModelRunner(runner_config(tiny, "reference", pool_bytes=GIB), places)
     before, after = demands
     assert not before.loaded
     assert after.loaded
@@ -137,7 +139,13 @@ def test_what_the_largest_step_takes_is_measured(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("kv.dtype", "bf16"), ("kv.block_tokens", 32), ("model.threads", 2), ("weights", 1), ("kind", "llama-mha")],
+    [
+        ("kv.dtype", "bf16"),
+        ("kv.block_tokens", 32),
+        ("model.backend", "reference"),
+        ("weights", 1),
+        ("kind", "llama-mha"),
+    ],
 )
 def test_the_fingerprint_changes_with_all_that_changes_kv(
     tiny: TinyModel, places: Places, tmp_path: Path, field: str, value: object
@@ -148,13 +156,43 @@ def test_the_fingerprint_changes_with_all_that_changes_kv(
     if section == "kv":
         other = Config(model=plain.model, kv=KVConfig(**{"pool_bytes": 1 << 20, "block_tokens": 16, key: value}))
     elif section == "model":
-        other = Config(model=ModelConfig(source=plain.model.source, threads=2), kv=plain.kv)
+        other = runner_config(tiny, str(value), pool_bytes=1 << 20)
     else:
         seed = 1 if field == "weights" else 0
         kind = str(value) if field == "kind" else "llama-tied"
         model = make_tiny(kind, tmp_path, seed)
         other = Config(model=ModelConfig(source=str(model.path), threads=1), kv=plain.kv)
     assert ModelRunner(other, places).facts.fingerprint != ModelRunner(plain, places).facts.fingerprint
+
+
+@pytest.mark.parametrize(("backend", "same"), [("cpu", True), ("reference", False)])
+def test_threads_are_part_of_the_fingerprint_where_they_change_bits(
+    tiny: TinyModel, places: Places, backend: str, same: bool
+) -> None:
+    one = runner_config(tiny, backend, pool_bytes=1 << 20)
+    two = replace_threads(one, 2)
+    assert (ModelRunner(one, places).facts.fingerprint == ModelRunner(two, places).facts.fingerprint) is same
+
+
+def replace_threads(config: Config, threads: int) -> Config:
+    model = ModelConfig(source=config.model.source, backend=config.model.backend, threads=threads)
+    return Config(model=model, kv=config.kv)
+
+
+def test_what_a_step_takes_on_an_exact_backend_is_known_beforehand(
+    tiny: TinyModel, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demands: list[Demand] = []
+
+    def spy(config: Config, layout: KVLayout, demand: Demand, free: int) -> object:
+        demands.append(demand)
+        return size_pool(config, layout, demand, free)
+
+    monkeypatch.setattr(model_runner, "size_pool", spy)
+    runner = ModelRunner(runner_config(tiny, "cpu", pool_bytes=GIB), places)
+    before, after = demands
+    assert (before.step, before.weights) == (after.step, after.weights)
+    assert runner.largest_step_s > 0
 
 
 # --- what the machine has

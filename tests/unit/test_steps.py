@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kernels.reference.sampler import sample
 from services.worker.page_store import PageStore
 from services.worker.recorder import recorded
 from services.worker.runner import RowOutput, StepOutput
-from services.worker.sampler import sample
 from services.worker.steps import Steps, parse_fixed_ids
 from services.worker.toy_runner import ToyRunner
 from shared.config import Config, ConfigError, FaultsConfig, KVConfig, ModelConfig

@@ -102,7 +102,7 @@ void pd_rope_write_kv(float *qkv, int64_t ld, int32_t tokens, int32_t heads, int
 
 /* ---- sampling (sample.c) ---- */
 
-/* How one row becomes a token; the stages and their order are those of services/worker/sampler.py. */
+/* How one row becomes a token; the stages and their order are those of kernels/reference/sampler.py. */
 typedef struct {
     double temperature; /* not above 0: the largest logit */
     double top_p, min_p;

@@ -1,4 +1,4 @@
-/* From logits to tokens; services/worker/sampler.py defines the stages, this file the arithmetic.
+/* From logits to tokens; kernels/reference/sampler.py defines the stages, this file the arithmetic.
  *
  * Scores are doubles: a logit and its bias, exact or rounded once. Weights are exp((score - best) / temperature),
  * rounded to whole multiples of 2^-44 and from there on integers: sums of them are exact in any order, so partial

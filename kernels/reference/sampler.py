@@ -1,4 +1,4 @@
-"""From logits to tokens: bias, temperature, top-k, top-p, min-p, draw; log-probabilities beside it.
+"""The definition of sampling: bias, temperature, top-k, top-p, min-p, draw; log-probabilities beside it.
 
 Each row is a pure function of its own logits, its SampleSpec and the absolute position of the drawn token: batch,
 order, process and restart do not matter. Arithmetic is float64 per row. All ties go to the lower token id.
@@ -13,15 +13,13 @@ These are all the stages there are: penalties (on the logits, before temperature
 Log-probabilities are the log-softmax of the *raw* logits: before bias, temperature and every filter.
 """
 
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.messages.base import pack_u32
+from kernels.sampling import BIAS_LEAVES_NONE, NOT_FINITE, Draw, Drawn, bias_beyond, uniform
 from shared.messages.engine import SampleSpec
-from shared.messages.front import TokenLogprob
 
 Logits = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -32,50 +30,39 @@ class Unsampleable(ValueError):
     """Nothing can be drawn from this row; the text says why. Ends one request."""
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Outcome of one row: `token` (-1 with an `error`) and, if asked for, its log-probability."""
-
-    token: int = -1
-    logprob: TokenLogprob | None = None
-    error: str | None = None
-
-
-def uniform(seed: int, choice: int, position: int) -> float:
-    """The random number in [0, 1) of one token, 53 bits: a hash of what names the draw, so there is no state to lose.
-
-    `seed` counts modulo 2^64. `position`: absolute position of the drawn token (prompt length for the first).
-    """
-    name = b"".join(part.to_bytes(8, "little") for part in (seed & (2**64 - 1), choice, position))
-    digest = blake2b(name, digest_size=8, person=b"perdure-draw").digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def sample(logits: Logits, spec: SampleSpec, position: int) -> Drawn:
-    """Draws the token at absolute `position` from `logits`, float32 [vocab].
+def sample_each(draws: Sequence[Draw]) -> list[Drawn]:
+    """Implements `kernels.sampling.Sampler`.
 
     One row at a time on purpose: an argmax over 49,152 logits takes 6 us alone and no less in a batch, and a row
-    that is not alone could not be told apart. Errors of a row (not finite, bias out of range) are in the outcome.
+    that is not alone could not be told apart.
+    """
+    return [sample(draw.logits, draw.spec, draw.position, draw.forced) for draw in draws]
+
+
+def sample(logits: Logits, spec: SampleSpec, position: int, forced: int = -1) -> Drawn:
+    """Draws the token at absolute `position` from `logits`, float32 [vocab], or takes the `forced` one.
+
+    Errors of a row (not finite, bias out of range) are in the outcome.
     """
     best = int(logits.argmax())  # ties to the lower id; a NaN wins and is found by the next line
     if not (np.isfinite(logits[best]) and np.isfinite(logits.min())):
-        return Drawn(error="the model's logits are not finite")
+        return Drawn(error=NOT_FINITE)
     try:
         token = best if not (spec.temperature > 0.0 or spec.bias) else _draw(logits, spec, position)
     except Unsampleable as error:
         return Drawn(error=str(error))
-    return Drawn(token, logprob_of(logits, token, spec.logprobs) if spec.logprobs >= 0 else None)
+    return chosen(logits, token if forced < 0 else forced, spec.logprobs)
 
 
 def _draw(logits: Logits, spec: SampleSpec, position: int) -> int:
     scores = logits.astype(np.float64)
     for token, addend in spec.bias:
         if not 0 <= token < len(scores):
-            raise Unsampleable(f"logit bias names token {token}; the vocabulary has {len(scores)}")
+            raise Unsampleable(bias_beyond(token, len(scores)))
         scores[token] += addend
     best = int(scores.argmax())
     if not np.isfinite(scores[best]):
-        raise Unsampleable("logit bias leaves no finite logit")
+        raise Unsampleable(BIAS_LEAVES_NONE)
     if not spec.temperature > 0.0:
         return best
     weights, ids = _filtered(scores, float(scores[best]), spec)
@@ -131,12 +118,15 @@ def largest(values: Doubles, n: int) -> Ids:
     return candidates[np.argsort(-values[candidates], kind="stable")[:n]]
 
 
-def logprob_of(logits: Logits, token: int, alternatives: int) -> TokenLogprob:
-    """Log-softmax of the raw logits at `token`, and the `alternatives` best, descending, ties to the lower id."""
+def chosen(logits: Logits, token: int, alternatives: int) -> Drawn:
+    """Log-softmax of the raw logits at `token`, and the `alternatives` best, descending, ties to the lower id.
+
+    `alternatives` < 0: the token alone.
+    """
+    if alternatives < 0:
+        return Drawn(token)
     scores = logits.astype(np.float64)
     top = largest(scores, alternatives)
     scores -= scores.max()
     scores -= np.log(np.exp(scores).sum())
-    return TokenLogprob(
-        chosen=float(scores[token]), top_ids=pack_u32(top.tolist()), top=tuple(float(scores[i]) for i in top)
-    )
+    return Drawn(token, float(scores[token]), tuple((int(i), float(scores[i])) for i in top))
