@@ -1,7 +1,9 @@
 /* Rows of a weight matrix as fp32: the embedding, from the very panels that a tied head multiplies by. */
 #include "panels.h"
 
-PD_INLINE int nibble(const uint32_t *q, int k, int column) { return q[k / 8 * PD_PANEL + column] >> (4 * (k % 8)) & 15; }
+PD_INLINE int nibble(const uint32_t *q, int k, int column) {
+    return q[k / 8 * PD_PANEL + column] >> (4 * (k % 8)) & 15;
+}
 
 /* One column's `count` <= 32 k of a group. Each expression rounds at most once, as panels.h says. */
 static void unpack_column(int format, const uint8_t *group, int column, int count, float *y) {

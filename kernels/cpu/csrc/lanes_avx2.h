@@ -95,7 +95,9 @@ PD_INLINE v16 n16_pick(n16 q, int i) { return PD_V16(pd_nibble8(q.lo, i), pd_nib
 typedef struct {
     __m256i lo, hi;
 } b64;
-PD_INLINE b64 b64_load(const void *p) { return (b64){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)}; }
+PD_INLINE b64 b64_load(const void *p) {
+    return (b64){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
 PD_INLINE void b64_store(void *p, b64 a) {
     _mm256_storeu_si256(p, a.lo);
     _mm256_storeu_si256((__m256i *)p + 1, a.hi);
@@ -122,8 +124,8 @@ PD_INLINE b64 n16_even(n16 q) {
 }
 PD_INLINE b64 n16_odd(n16 q) { return n16_even((n16){_mm256_srli_epi32(q.lo, 4), _mm256_srli_epi32(q.hi, 4)}); }
 
-/* Sums of products of bytes, four a lane, exact: `small` of 0..15 by -127..127, at most eight additions, whose pairs fit
- * 16 bits; `full` of -128..127 by -127..127. */
+/* Sums of products of bytes, four a lane, exact: `small` of 0..15 by -127..127, at most eight additions, whose pairs
+ * fit 16 bits; `full` of -128..127 by -127..127. */
 typedef struct {
     __m256i lo, hi;
 } small_dots, full_dots;
@@ -149,7 +151,8 @@ PD_INLINE full_dots full_dots_add(full_dots sum, b64 w, b64 x) {
 }
 PD_INLINE v16 small_dots_end(small_dots sum) {
     const __m256i ones = _mm256_set1_epi16(1);
-    return PD_V16(_mm256_cvtepi32_ps(_mm256_madd_epi16(sum.lo, ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(sum.hi, ones)));
+    return PD_V16(_mm256_cvtepi32_ps(_mm256_madd_epi16(sum.lo, ones)),
+                  _mm256_cvtepi32_ps(_mm256_madd_epi16(sum.hi, ones)));
 }
 PD_INLINE v16 full_dots_end(full_dots sum) { return PD_V16(_mm256_cvtepi32_ps(sum.lo), _mm256_cvtepi32_ps(sum.hi)); }
 
@@ -157,7 +160,8 @@ PD_INLINE v16 full_dots_end(full_dots sum) { return PD_V16(_mm256_cvtepi32_ps(su
 PD_INLINE void v16_store_i8(int8_t *p, v16 a) {
     __m256i halves = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
     halves = _mm256_permute4x64_epi64(halves, 0xd8);
-    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+    __m128i low = _mm256_castsi256_si128(halves), high = _mm256_extracti128_si256(halves, 1);
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(low, high));
 }
 
 #define PD_BINARY(name, op) \

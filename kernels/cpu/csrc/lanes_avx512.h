@@ -75,8 +75,8 @@ PD_INLINE b64 b64_across(const int8_t *r0, const int8_t *r1, const int8_t *r2, c
 PD_INLINE b64 n16_even(n16 q) { return _mm512_and_si512(q, _mm512_set1_epi8(15)); }
 PD_INLINE b64 n16_odd(n16 q) { return n16_even(_mm512_srli_epi32(q, 4)); }
 
-/* Sums of products of bytes, four a lane, exact: `small` of 0..15 by -127..127, at most eight additions, whose pairs fit
- * 16 bits; `full` of -128..127 by -127..127. */
+/* Sums of products of bytes, four a lane, exact: `small` of 0..15 by -127..127, at most eight additions, whose pairs
+ * fit 16 bits; `full` of -128..127 by -127..127. */
 typedef __m512i small_dots;
 typedef __m512i full_dots;
 PD_INLINE small_dots small_dots_zero(void) { return _mm512_setzero_si512(); }
