@@ -57,14 +57,14 @@ bench: setup
 exact: setup
 	$(PY) -m ops.exact
 
-# KILLS and SEED, MINUTES to end earlier, MODEL=toy|tiny|smollm2: docs/chaos.md
+# KILLS and SEED, MINUTES to end earlier, MODEL=toy|tiny|smollm2, WEATHER=one: docs/chaos.md
 KILLS ?= 100
 SEED ?= 1
 MINUTES ?= 0
 MODEL ?= toy
 
 chaos: setup
-	$(PY) -m ops.chaos --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES) --model $(MODEL)
+	$(PY) -m ops.chaos --kills $(KILLS) --seed $(SEED) --minutes $(MINUTES) --model $(MODEL) $(if $(WEATHER),--weather $(WEATHER))
 
 # SECONDS for all decoders together; SEED names the inputs
 SECONDS ?= 60

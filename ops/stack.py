@@ -36,9 +36,12 @@ class Stack:
     entry: tuple[str, ...] = ("ops.cli", "serve")
     """The module, and its arguments, that becomes the stack."""
 
-    def __init__(self, settings: dict[str, str] | None = None, *, share_models: bool = True) -> None:
+    def __init__(
+        self, settings: dict[str, str] | None = None, *, share_models: bool = True, home: Path | None = None
+    ) -> None:
+        """`home`: where its state lies, if not beside its log; whoever gives it removes it."""
         self.base = Path(tempfile.mkdtemp(prefix="perdure-stack-"))
-        self.places = Places(self.base / "home")
+        self.places = Places(home or self.base / "home")
         self.log_path = self.base / "log"
         self.settings = dict(settings or {})
         self.arena_dir = self.settings.get("PERDURE_STORE__ARENA_DIR", "/dev/shm")

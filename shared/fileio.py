@@ -4,12 +4,16 @@
 at the n-th, and keeps un-synced writes apart. Every error is the OSError of the kernel.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors that freeing space cures."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PUNCH_HOLE_KEEP_SIZE = 0x01 | 0x02
@@ -95,3 +99,25 @@ def write_all(io: FileIO, fd: int, data: bytes) -> None:
         if taken <= 0:
             raise OSError(errno.ENOSPC, "the write made no progress")
         view = view[taken:]
+
+
+def replace_file(io: FileIO, path: Path, data: bytes, *, part: Path, durable: bool = True) -> None:
+    """`path` has this content from now on, or what it had before: an OSError leaves no `part` behind.
+
+    `durable`: it survives a power loss once this returns.
+    """
+    fd = io.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        try:
+            write_all(io, fd, data)
+            if durable:
+                io.fdatasync(fd)
+        finally:
+            io.close(fd)
+        io.rename(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            io.unlink(part)
+        raise
+    if durable:
+        io.sync_dir(path.parent)

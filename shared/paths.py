@@ -164,8 +164,13 @@ class Lock:
             owner = os.pread(self.fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self.fd)
             raise Taken(f"{what} is taken by process {owner} ({path}); stop it or use another PERDURE_HOME") from None
-        os.ftruncate(self.fd, 0)
-        os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
+        owner = f"{os.getpid()}\n"
+        try:
+            os.pwrite(self.fd, owner.encode(), 0)  # before it is cut: a full disk has room for what is there already
+            os.ftruncate(self.fd, len(owner))
+        except OSError as error:
+            os.close(self.fd)
+            raise PlaceError(f"{what}: lock {path} can't be written: {error.strerror}") from error
 
     def keep_across_exec(self) -> None:
         """Lets the lock pass to the program that this process becomes."""

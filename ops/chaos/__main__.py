@@ -18,7 +18,9 @@ from ops.bench.__main__ import commit
 from ops.chaos import models
 from ops.chaos.campaign import Campaign
 from ops.chaos.report import facts_of, show, together, write
+from ops.chaos.schedule import WEATHERS
 from ops.chaos.tmpfs import small_tmpfs
+from ops.chaos.volume import volume
 from ops.cli.exits import FAULT, INTERRUPTED, OK
 from ops.cli.logs import quiet_logs
 from ops.cli.serve import check_platform
@@ -44,6 +46,8 @@ def keep(stack: Stack, seed: int) -> Path:
     kept = ROOT / "results" / f"chaos-failed-{seed}"
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(stack.base, kept)
+    if not (kept / "home").exists():
+        shutil.copytree(stack.places.home, kept / "home")
     return kept
 
 
@@ -54,6 +58,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=0.0, help="end earlier, after so long; 0: never")
     parser.add_argument("--model", choices=("toy", "tiny", "smollm2"), default="toy")
+    parser.add_argument("--weather", choices=WEATHERS, help="this one all the time, and no other")
     parser.add_argument("--quiet", action="store_true", help="only the table")
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -73,8 +78,12 @@ def main() -> int:
             say("no tmpfs can be mounted here: the arena lies in /dev/shm, and is as large as it asks for")
         else:
             settings["PERDURE_STORE__ARENA_DIR"] = str(arena_dir)
-        with Stack(settings, share_models=False) as stack:
-            campaign = Campaign(stack, subject, given.seed, given.kills, given.minutes, say)
+        disk = mounts.enter_context(volume(Path(folder) / "volume"))
+        if disk is None:
+            say("nor one for the home: that its disk is full is played by fault hooks")
+        with Stack(settings, share_models=False, home=disk.home if disk is not None else None) as stack:
+            weathers = (given.weather,) if given.weather else WEATHERS
+            campaign = Campaign(stack, subject, given.seed, given.kills, given.minutes, say, disk, weathers)
             interrupted = False
             try:
                 trio.run(campaign.run)
@@ -82,7 +91,7 @@ def main() -> int:
                 interrupted = True
             if interrupted:
                 return INTERRUPTED
-            facts = facts_of(campaign, commit()) | {"small_tmpfs": arena_dir is not None}
+            facts = facts_of(campaign, commit()) | {"small_tmpfs": arena_dir is not None, "own_disk": disk is not None}
             path = write(facts, ROOT / "results")
             show(facts, console)
             console.print(f"written to {path}; {together(path, subject.name)}")
@@ -90,6 +99,7 @@ def main() -> int:
                 return OK
             kept = keep(stack, given.seed)
     again = f"make chaos KILLS={given.kills} SEED={given.seed} MODEL={given.model}"
+    again += f" WEATHER={given.weather}" if given.weather else ""
     console.print(f"[red]broken promises; log and home are in {kept}; the same again: {again}[/red]")
     return FAULT
 

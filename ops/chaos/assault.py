@@ -7,7 +7,8 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ops.admin import SERVICES, serving, snapshots
 from ops.chaos.inspection import processes
 from ops.chaos.models import Subject
 from ops.chaos.schedule import HONCHO, SUPERVISOR, Strike
+from ops.chaos.volume import Volume
 from ops.stack import Stack
 from shared.lock_files import holder
 from shared.node import Node
@@ -29,6 +31,10 @@ END_S = 30.0
 PAUSE_SHARE = 0.4
 """Of `hang_s`: how long a pause lasts at most, so that most services outlive it."""
 LOOP_KILLS = 60
+TIDES: tuple[tuple[int, float], ...] = ((0, 1.0), (2 << 20, 1.5), (64 << 10, 0.5), (-1, 2.0))
+"""Bytes that a full disk has left, and for how long; -1: room for everything. Less than the journal keeps in reserve
+refuses new requests, nothing at all stops the others until there is room again.
+"""
 
 
 class Broken(Exception):
@@ -52,8 +58,13 @@ class Tally:
 class Assault:
     """Strikes one stack. `node` is an admin node of its home."""
 
-    def __init__(self, stack: Stack, subject: Subject, node: Node, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, stack: Stack, subject: Subject, node: Node, say: Callable[[str], None], volume: Volume | None = None
+    ) -> None:
         self.stack = stack
+        self._volume = volume
+        self._weather = "calm"
+        self._sheltered = False
         self.subject = subject
         self.tally = Tally()
         self._base = dict(stack.settings)
@@ -66,9 +77,37 @@ class Assault:
         await self.wait_serving()
 
     def _launch(self, weather: str) -> None:
-        self.stack.settings = self._base | self.subject.hooks(weather)
+        self._weather = weather
+        real = weather == "full_disk" and self._volume is not None
+        self.stack.settings = self._base | self.subject.hooks("calm" if real else weather)
         self.stack.launch()
         self.tally.starts += 1
+
+    async def tides(self) -> None:
+        """For ever: while the weather is a full disk, the home's file system fills up and is relieved again."""
+        while self._volume is not None:
+            for left, seconds in TIDES:
+                if self._weather != "full_disk" or self._sheltered or left < 0:
+                    self._volume.relieve()
+                else:
+                    self._volume.leave(left)
+                await trio.sleep(seconds)  # the weather itself
+
+    @contextmanager
+    def sheltered(self) -> Iterator[None]:
+        """Inside, there is room on the disk."""
+        self._sheltered = True
+        if self._volume is not None:
+            self._volume.relieve()
+        try:
+            yield
+        finally:
+            self._sheltered = False
+
+    @property
+    def disk_works(self) -> bool:
+        """Whether what is saved must reach the disk, once there is room."""
+        return self._weather != "broken_disk"
 
     async def wait_serving(self) -> None:
         """Broken when the stack ends meanwhile, or does not serve within the subject's patience."""

@@ -1,7 +1,7 @@
 """One campaign: an undisturbed run, then strikes and checkpoints on one stack, until all kills are done."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,10 +10,11 @@ import trio
 from ops.admin import admin
 from ops.chaos.assault import Assault, Broken, Tally
 from ops.chaos.customers import Customers, Totals, Violation
-from ops.chaos.inspection import Inspection, crashes, ledger_gaps, lives, wait_balanced
+from ops.chaos.inspection import Inspection, crashes, ledger_gaps, lives, wait_balanced, wait_saved
 from ops.chaos.mix import Item, Mix
 from ops.chaos.models import Oracle, Subject, catalogue
-from ops.chaos.schedule import Strike, schedule
+from ops.chaos.schedule import WEATHERS, Strike, schedule
+from ops.chaos.volume import Volume
 from ops.client import connected
 from ops.doctor.exam import examine
 from ops.doctor.report import Level
@@ -42,6 +43,8 @@ class Campaign:
     kills: int
     minutes: float
     say: Callable[[str], None]
+    volume: Volume | None = None
+    weathers: Sequence[str] = WEATHERS
     violations: list[Violation] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     totals: Totals = field(default_factory=Totals)
@@ -57,18 +60,23 @@ class Campaign:
         oracle = Oracle(self.subject)
         items, long_items = await self._undisturbed(oracle)
         async with admin(self.stack.places) as node:
-            assault = Assault(self.stack, self.subject, node, self.say)
+            assault = Assault(self.stack, self.subject, node, self.say, self.volume)
             self.tally = assault.tally
             mix = Mix(self.seed, items, long_items)
             customers = Customers(self.stack.places, self.subject, oracle, mix, lives)
             self.violations, self.totals = customers.violations, customers.totals
             inspection = Inspection(self.stack, largest=self.largest)
             try:
-                await assault.start("calm")
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(customers.run)
-                    await self._strikes(assault, customers, inspection, node, begun)
-                    customers.send_home()
+                await assault.start("calm" if "calm" in self.weathers else self.weathers[0])
+                async with trio.open_nursery() as weather:
+                    weather.start_soon(assault.tides)
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(customers.run)
+                        await self._strikes(assault, customers, inspection, node, begun)
+                        customers.send_home()
+                    weather.cancel_scope.cancel()
+                if self.volume is not None:
+                    self.volume.relieve()
                 await assault.stop()
                 await self._doctor(customers)
             except* Broken as broken:
@@ -101,7 +109,7 @@ class Campaign:
         customers.open()
         await trio.sleep(WARM_UP_S)  # some traffic before the first look, which is the measure for all others
         await self._checkpoint(customers, inspection, assault, node)
-        strikes = schedule(self.seed, self.kills)
+        strikes = schedule(self.seed, self.kills, self.weathers)
         for strike, following in zip(strikes, [*strikes[1:], None], strict=True):
             check = strike.number % CHECK_EVERY == 0 or following is None
             await assault.carry_out(strike, then_wait=check or _wait_between(following))
@@ -114,10 +122,18 @@ class Campaign:
 
     async def _checkpoint(self, customers: Customers, inspection: Inspection, assault: Assault, node: Node) -> None:
         """All customers finish; then the books must balance, results must stay, and nothing may have grown."""
+        with assault.sheltered():
+            await self._examined(customers, inspection, assault, node)
+        if not self.violations:
+            customers.open()
+
+    async def _examined(self, customers: Customers, inspection: Inspection, assault: Assault, node: Node) -> None:
         await customers.close()
         self.checkpoints += 1
         if trouble := await wait_balanced(node):
             customers.violate("not conserved", trouble)
+        if assault.disk_works and (trouble := await wait_saved(node)):
+            customers.violate("not saved", trouble)
         await self._doctor(customers)
         if self.checkpoints % CLEAR_EVERY == 0:
             await self._clear(customers, assault, node)
@@ -133,8 +149,6 @@ class Campaign:
         self.say(
             f"checkpoint: {facts.accepted} requests right, {facts.retries} retries, {len(self.violations)} violations"
         )
-        if not self.violations:
-            customers.open()
 
     async def _clear(self, customers: Customers, assault: Assault, node: Node) -> None:
         """Clears everything and kills all services behind the reply: what was cached must not come back.

@@ -6,6 +6,7 @@
 A request that was accepted and did not end as it must is a violation: lost, hung, wrong, doubled, ended with an error.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ REFUSALS = frozenset({"deadline"})
 """Codes with which a stack under attack may refuse a request that it has not accepted. (`overloaded` because a service
 is away is no refusal: the client sends again.)
 """
+NO_ROOM = re.compile(r"free some space|No space left|injected fault at (journal_before_accept|scheduler_before_step)")
+"""Why a stack may refuse a request as overloaded: it could not keep the promise."""
 ENDS: dict[str, frozenset[str]] = {
     "cancel": frozenset({"length", "cancelled"}),
     "deadline": frozenset({"length", "deadline"}),
@@ -166,7 +169,8 @@ class Customers:
                 await self._ask(client, request, record)
             except RequestRejected as refused:
                 code = refused.rejected.code
-                if record.accepted or code not in REFUSALS:
+                may = code in REFUSALS or (code == "overloaded" and NO_ROOM.search(refused.rejected.reason))
+                if record.accepted or not may:
                     self.violate("lost" if record.accepted else "refused", f"{record}: {refused}")
                 self.totals.refused[code] += 1
             except (ServiceAway, RequestFailed, ProtocolViolation) as error:

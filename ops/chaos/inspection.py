@@ -166,6 +166,21 @@ async def wait_balanced(node: Node) -> str:
     return trouble
 
 
+async def wait_saved(node: Node) -> str:
+    """Waits until everything is on disk that the host tier holds; "" or what keeps it, after SETTLE_S."""
+    trouble = "the store does not answer"
+    with trio.move_on_after(SETTLE_S):
+        while True:
+            store = (await snapshots(node)).get("store")
+            if store is not None and "tiers" in store.data:
+                host, disk = store.data["tiers"]["host"], store.data["tiers"]["disk"]
+                if not host["dirty"] and disk["state"] == "ready":
+                    return ""
+                trouble = f"{host['dirty']} blocks are not on disk, which is {disk['state']}: {disk['reason']}"
+            await trio.sleep(0.05)  # a poll of status
+    return trouble
+
+
 def _imbalance(facts: dict[str, dict[str, Any]]) -> str:
     """What is out, or missing, in an idle stack."""
     scheduler, store = facts["scheduler"], facts["store"]

@@ -40,6 +40,14 @@ long prompt loads 60 blocks, and three lives of a worker without progress end it
 passes its step once for each retained request, and would never get through.
 """
 
+FULL = {
+    "journal_before_accept": "fail:7",
+    "scheduler_before_step": "fail:50",
+    "store_before_data": "fail:5",
+    "store_commit_index": "fail:3",
+}
+"""Where no file system of its own can be had for the home: each writer of the home meets an error once a life."""
+
 COMMON = {
     "PERDURE_SCHEDULER__RESULT_TTL_S": "7200",
     "PERDURE_SCHEDULER__GRACE_S": "30",
@@ -80,6 +88,8 @@ class Subject:
                 hooks |= {"store_in_load": "delay:0.1", "worker_in_load": "delay:0.02"}
             case "failing_disk":
                 hooks |= {"store_before_data": "fail:9", "store_after_index": "fail:4", "store_in_load": "fail:3"}
+            case "full_disk":
+                hooks |= FULL
             case "broken_disk":
                 hooks |= {"store_before_data": "fail", "store_in_load": "fail"}
             case "brittle":

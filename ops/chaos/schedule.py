@@ -25,8 +25,20 @@ HONCHO = "honcho"
 SUPERVISOR = "supervisor:"
 PAIRS = tuple(combinations(SERVICES, 2))
 EVERYTHING = (HONCHO, *(SUPERVISOR + service for service in SERVICES), *SERVICES)
-WEATHERS = ("calm", "slow_disk", "brittle", "failing_disk", "retraction", "slow_load", "broken_disk", "small_steps")
-"""Fault hooks that the stack is started with when a strike has ended it; `models.py` says what they are."""
+WEATHERS = (
+    "calm",
+    "slow_disk",
+    "brittle",
+    "failing_disk",
+    "full_disk",
+    "retraction",
+    "slow_load",
+    "broken_disk",
+    "small_steps",
+)
+"""Fault hooks that the stack is started with when a strike has ended it; `models.py` says what they are. Of a full disk
+there is a real one, where a tmpfs can be mounted (`volume.py`).
+"""
 PAUSE_EVERY = 6
 """Kills between two pauses."""
 HANG_SHARE = 1 / 10
@@ -90,11 +102,11 @@ def _targets(rng: random.Random) -> Iterator[tuple[tuple[str, ...], Way]]:
         yield from deck
 
 
-def schedule(seed: int, kills: int) -> list[Strike]:
+def schedule(seed: int, kills: int, weathers: Sequence[str] = WEATHERS) -> list[Strike]:
     """`kills` strikes that kill, and pauses between them (every service and pair in turn, and supervisors)."""
     rng = random.Random(f"chaos-{seed}")
     moments: Iterator[Moment] = _decks(rng, ("ready", "traffic", "traffic", "recovering"))
-    weathers = _decks(rng, WEATHERS)
+    changing = _decks(rng, weathers)
     pausable = [(service,) for service in SERVICES] + list(PAIRS) + [SERVICES]
     pausable += [(SUPERVISOR + service,) for service in SERVICES]
     pauses = _decks(rng, pausable)
@@ -103,7 +115,7 @@ def schedule(seed: int, kills: int) -> list[Strike]:
     def add(targets: tuple[str, ...], way: Way, moment: Moment) -> None:
         waits = {"ready": 0.0, "traffic": LONGEST_WAIT_S, "recovering": LONGEST_WAIT_S / 2}
         delay_s = rng.uniform(0.0, waits[moment])
-        strikes.append(Strike(len(strikes) + 1, targets, way, moment, delay_s, next(weathers)))
+        strikes.append(Strike(len(strikes) + 1, targets, way, moment, delay_s, next(changing)))
 
     for done, (targets, way) in enumerate(islice(_targets(rng), kills), 1):
         moment: Moment = "traffic" if way == "crash_loop" else next(moments)

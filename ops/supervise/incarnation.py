@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from shared.fileio import FileIO
+from shared.fileio import NO_ROOM, FileIO, replace_file
 
 MOST = 1 << 48
 """Starts that a service may have had; a number above it is damage."""
@@ -23,13 +23,24 @@ def next_incarnation(directory: Path, service: str, io: FileIO | None = None) ->
         last = 0
     except ValueError:
         last = int(path.stat().st_mtime)
-    io, part = io or FileIO(), path.with_suffix(".part")
-    fd = io.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    io, text = io or FileIO(), f"{last + 1}\n".encode()
     try:
-        io.write(fd, f"{last + 1}\n".encode())
+        replace_file(io, path, text, part=path.with_suffix(".part"))
+    except OSError as error:
+        if error.errno not in NO_ROOM or not path.exists():
+            raise
+        _overwrite(io, path, text)
+    return last + 1
+
+
+def _overwrite(io: FileIO, path: Path, text: bytes) -> None:
+    """On a full disk, where no second file fits: a service that died must come back all the same.
+
+    These few bytes lie in one sector, and a number never gets shorter.
+    """
+    fd = io.open(path, os.O_WRONLY)
+    try:
+        io.pwritev(fd, [text], 0)
         io.fdatasync(fd)
     finally:
         io.close(fd)
-    io.rename(part, path)
-    io.sync_dir(directory)
-    return last + 1

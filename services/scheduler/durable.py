@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from services.scheduler.journal import Journal, JournalError, Recovered
+from services.scheduler.journal import Journal, JournalError, JournalFull, Recovered
 from services.scheduler.journal_fold import keys_of
 from services.scheduler.ledger import Ledger
 from services.scheduler.records import Accept, AnyRecord, Step
@@ -40,11 +40,16 @@ class Durable:
         """The longest that a journal write has held up the event loop; a kernel that throttles writers shows here."""
 
     async def recover(self) -> Recovered:
-        """What earlier lives promised; PlaceError when it can't be read or continued."""
-        try:
-            found = await trio.to_thread.run_sync(self.journal.recover)
-        except JournalError as error:
-            raise PlaceError(error.reason) from error
+        """What earlier lives promised; PlaceError when it can't be read or continued. Waits for room to continue it."""
+        while True:
+            try:
+                found = await trio.to_thread.run_sync(self.journal.recover)
+                break
+            except JournalFull as error:
+                self._complain("journal", error.reason)
+                await trio.sleep(SYNC_S)
+            except JournalError as error:
+                raise PlaceError(error.reason) from error
         for loss in found.losses:
             self._complain("journal_loss", loss)
         self.ledger.observe(found.records)

@@ -10,7 +10,6 @@ writes tens of megabytes an hour, which is less trouble than a second writer of 
 No fsync and no thread on the step path. `append`, `forget` belong to the event loop; `sync` to one thread.
 """
 
-import errno
 import os
 import threading
 from collections import Counter
@@ -30,7 +29,7 @@ from services.scheduler.journal_segment import (
     unpack_header,
 )
 from services.scheduler.records import AnyRecord
-from shared.fileio import FileIO, write_all
+from shared.fileio import NO_ROOM, FileIO, write_all
 from shared.framing import HEADER_BYTES as FRAME_HEADER_BYTES
 from shared.framing import frame, read_frames
 from shared.paths import private_dir
@@ -40,8 +39,6 @@ _RESERVE_BYTES = 8 << 20
 """Left free for the steps of requests that were accepted already: new ones are refused below it."""
 
 _SEARCH_BYTES = 64 << 10
-
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class JournalError(Exception):
@@ -323,4 +320,4 @@ def _is_torn(data: bytes, end: int) -> bool:
 
 def _typed(error: OSError, what: str) -> JournalError:
     reason = f"{what}: {error.strerror or error}"
-    return JournalFull(reason) if error.errno in _NO_ROOM else JournalFault(reason)
+    return JournalFull(reason) if error.errno in NO_ROOM else JournalFault(reason)

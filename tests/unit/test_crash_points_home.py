@@ -157,6 +157,32 @@ def test_a_counter_never_gives_a_number_twice_whatever_it_dies_of(tmp_path: Path
     assert len(given) > 5
 
 
+@pytest.mark.parametrize("last", [8, 9, 99, 12345])
+def test_a_counter_goes_on_where_no_second_file_fits(tmp_path: Path, last: int) -> None:
+    """A service that dies on a full disk must come back all the same, and its part file must not stay."""
+    (tmp_path / "store").write_text(f"{last}\n")
+    io = DurableIO()
+    io.fail = {"write": OSError(errno.ENOSPC, "full")}
+    assert next_incarnation(tmp_path, "store", io) == last + 1
+    assert next_incarnation(tmp_path, "store", io) == last + 2
+    assert (tmp_path / "store").read_text() == f"{last + 2}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    io.lose_power(random.Random(1))
+    assert next_incarnation(tmp_path, "store") == last + 3
+
+
+def test_a_counter_that_cannot_be_raised_is_an_error(tmp_path: Path) -> None:
+    io = DurableIO()
+    io.fail = {"write": OSError(errno.ENOSPC, "full")}
+    with pytest.raises(OSError, match="full"):  # there is none yet
+        next_incarnation(tmp_path, "store", io)
+    (tmp_path / "store").write_text("7\n")
+    io.fail = {"write": OSError(errno.EIO, "broken")}
+    with pytest.raises(OSError, match="broken"):
+        next_incarnation(tmp_path, "store", io)
+    assert (tmp_path / "store").read_text() == "7\n"
+
+
 def test_two_lives_share_a_key_once_it_was_used(tmp_path: Path) -> None:
     """A key that was handed out is there after a power loss: its blocks are not strangers."""
     io = DurableIO()

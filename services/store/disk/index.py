@@ -5,7 +5,6 @@ anything; transactions never outlive one method. Any error of LMDB but a full di
 answers misses, moves the index aside and rebuilds it.
 """
 
-import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from services.store.disk.index_record import (
     unpack_value,
     unsealed,
 )
-from shared.fileio import FileIO
+from shared.fileio import NO_ROOM, FileIO
 
 FORMAT = b"2"
 """Raised when the meaning of a record changes; an index of another format is rebuilt."""
@@ -306,8 +305,9 @@ class DiskIndex:
             try:
                 self._place.reach(2 * size)
             except OSError as error:
-                full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-                raise (DiskFull if full else DiskFault)(f"the index can't grow: {error.strerror}") from error
+                raise (DiskFull if error.errno in NO_ROOM else DiskFault)(
+                    f"the index can't grow: {error.strerror}"
+                ) from error
             self._alive().set_mapsize(2 * size)
 
     @contextmanager

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from services.store.disk.lmdb_file import damage
-from shared.fileio import FileIO
+from shared.fileio import FileIO, replace_file
 from shared.machine import boot_id
 
 CLEAN = "clean"
@@ -136,13 +136,4 @@ class IndexPlace:
     def write_note(self, name: str, text: str, *, durable: bool = False) -> None:
         """Replaces a note in one step."""
         part = self.directory / f"{name}.part"
-        fd = self._io.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            self._io.write(fd, text.encode())
-            if durable:
-                self._io.fdatasync(fd)
-        finally:
-            self._io.close(fd)
-        self._io.rename(part, self.directory / name)
-        if durable:
-            self._io.sync_dir(self.directory)
+        replace_file(self._io, self.directory / name, text.encode(), part=part, durable=durable)

@@ -1,13 +1,12 @@
 """A few small durable records beside the index, so that they survive an index that is begun anew."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import crc32c
 import msgspec
 
-from shared.fileio import FileIO
+from shared.fileio import FileIO, replace_file
 
 
 class MetaFile:
@@ -31,17 +30,7 @@ class MetaFile:
     def put(self, values: Mapping[str, bytes]) -> None:
         """Sets records; they are on the device when this returns."""
         merged = {**self.values, **values}
-        whole = packed(merged)
-        part = self._path.with_suffix(".part")
-        fd = self._io.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            if self._io.write(fd, whole) != len(whole):
-                raise OSError(28, "short write")
-            self._io.fdatasync(fd)
-        finally:
-            self._io.close(fd)
-        self._io.rename(part, self._path)
-        self._io.sync_dir(self._path.parent)
+        replace_file(self._io, self._path, packed(merged), part=self._path.with_suffix(".part"))
         self.values = merged
 
 
