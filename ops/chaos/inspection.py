@@ -169,7 +169,7 @@ async def wait_balanced(node: Node) -> str:
 async def wait_saved(node: Node) -> str:
     """Waits until the disk tier works and has taken what was queued for it; "" or what keeps it, after SETTLE_S.
 
-    (Dirty blocks that are queued no more have lost their parent: a lookup can't find them on any tier.)
+    (A dirty block that is not queued has been on disk: it went from there first, since the host holds it.)
     """
     trouble = "the store does not answer"
     with trio.move_on_after(SETTLE_S):
