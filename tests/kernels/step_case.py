@@ -52,6 +52,7 @@ class Shape:
     rope_dims: int = 16
     weights: str = "F32"
     qk_norm: bool = False
+    int8: bool = False
     overwrites: bool = False
     """Ends each layer by ops that write what their neighbours' norm has read; hidden and wide must be equal."""
 
@@ -232,7 +233,7 @@ class Engine:
                 "cos": pointer(model.rope.cos, "float *"), "sin": pointer(model.rope.sin, "float *"),
                 "vocab": s.vocab, "heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.dim, "layers": s.layers,
                 "positions": POSITIONS, "rope_dims": s.rope_dims,
-                "kv_dtype": KV_DTYPES[dtype], "block_tokens": block_tokens,
+                "kv_dtype": KV_DTYPES[dtype], "block_tokens": block_tokens, "int8_activations": s.int8,
             },
         )  # fmt: skip
         opened = self.ffi.new("pd_crew **")

@@ -19,6 +19,7 @@ LIBRARIES = tuple(library.load(isa) for isa in library.supported())
 SHAPES = {
     "fused": Shape(),
     "quantised": Shape(weights="Q8_0", kv_heads=1, qk_norm=True),
+    "int8": Shape(weights="Q8_0", overwrites=True, wide=64, int8=True),
     "odd": Shape(layers=1, hidden=50, heads=3, kv_heads=3, dim=32, wide=41, vocab=33, rope_dims=8, weights="BF16"),
     "overwriting": Shape(layers=3, hidden=64, heads=6, wide=64, rope_dims=0, overwrites=True),
 }
@@ -44,7 +45,8 @@ def test_logits_are_near_float64(name: str, count: int) -> None:
     ids = ids_of(model, count, 5)
     engine = Engine(LIBRARIES[0], model, threads=2, dtype="fp32")
     logits, _ = engine.step([Fed(engine.sequence(count), ids, range(count))])
-    np.testing.assert_allclose(logits, model.truth(ids), rtol=0, atol=3e-5)
+    off = np.abs(logits - model.truth(ids)).max()
+    assert 1e-3 < off < 0.4 if model.shape.int8 else off < 3e-5
 
 
 @given(
@@ -202,6 +204,7 @@ def test_a_program_that_is_not_sound_is_refused_by_op(number: int, changes: dict
     [
         {"ops": 0}, {"buffers": 65}, {"buffers": 0}, {"vocab": 0}, {"heads": 3}, {"kv_heads": 0}, {"head_dim": 20},
         {"head_dim": 272}, {"rope_dims": 17}, {"rope_dims": 32}, {"block_tokens": 48}, {"kv_dtype": 3},
+        {"int8_activations": 2},
         {"positions": 0},
     ],
 )  # fmt: skip

@@ -266,6 +266,7 @@ typedef struct {
     int32_t vocab, heads, kv_heads, head_dim, layers;
     int32_t positions, rope_dims;
     int32_t kv_dtype, block_tokens; /* PD_KV_... */
+    int32_t int8_activations;       /* 1: products with quantised matrices are pd_product_i8, another numerics */
 } pd_program;
 
 /* One step: `tokens` of several sequences, span by span. A span's `count` tokens are positions from `start` on, and its

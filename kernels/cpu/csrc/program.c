@@ -34,7 +34,7 @@ const char *pd_error_text(int32_t error) {
 
 static int32_t check_facts(const pd_program *p) {
     const int sizes = p->ops >= 1 && p->ops <= MOST_OPS && p->buffers >= 1 && p->buffers <= MOST_BUFFERS &&
-                      p->vocab >= 1 && p->layers >= 0 && p->positions >= 1;
+                      p->vocab >= 1 && p->layers >= 0 && p->positions >= 1 && (p->int8_activations | 1) == 1;
     const int heads = p->heads >= 1 && p->kv_heads >= 1 && p->heads % p->kv_heads == 0 && p->heads <= 1 << 14;
     const int dim = p->head_dim >= 16 && p->head_dim <= 256 && p->head_dim % 16 == 0;
     const int rope = p->rope_dims >= 0 && p->rope_dims <= p->head_dim && p->rope_dims % 2 == 0;
@@ -156,8 +156,8 @@ int32_t pd_step_check(const pd_program *program, const pd_step *step, int32_t *l
 /* ---- working memory ---- */
 
 static int64_t taken(pd_layout *layout, int64_t bytes) {
-    const int64_t at = layout->bytes;
-    layout->bytes += (bytes + 63) / 64 * 64;
+    const int64_t at = (layout->bytes + 63) / 64 * 64;
+    layout->bytes = (at + bytes + 63) / 64 * 64;
     return at;
 }
 
@@ -173,7 +173,14 @@ pd_layout pd_layout_of(const pd_program *program, int32_t tokens, int32_t longes
     layout.places = taken(&layout, 4 * 2 * (int64_t)tokens);
     layout.selected = taken(&layout, 4 * 4 * (int64_t)tokens);
     layout.ways = taken(&layout, program->ops);
-    layout.own_bytes = (4 * (pd_product_scratch() + NORM_ROWS * widest) + 63) / 64 * 64;
+    widest = (widest + 31) / 32 * 32;
+    const int32_t rounds = program->int8_activations;
+    const int64_t rounding = rounds ? pd_product_i8_scratch((int32_t)widest) : 0, plain = pd_product_scratch();
+    layout.rounded = taken(&layout, rounds ? rounded_bytes(tokens, widest) : 0);
+    pd_layout own = {.bytes = 4 * (rounding > plain ? rounding : plain)};
+    layout.own_normed = taken(&own, 4 * NORM_ROWS * widest);
+    layout.own_rounded = taken(&own, rounds ? rounded_bytes(NORM_ROWS, widest) : 0);
+    layout.own_bytes = own.bytes;
     layout.own = taken(&layout, threads * layout.own_bytes);
     const pd_attention shape = {.heads = program->heads, .kv_heads = program->kv_heads, .dim = program->head_dim};
     layout.attention = taken(&layout, pd_attention_scratch(&shape, longest, threads));

@@ -6,8 +6,8 @@
  * a norm that only the next product reads is computed by every thread for itself, and a product of gate and up is
  * divided so that a thread has both halves of its columns and can gate them.
  *
- *     work:  buffers ─ places of tokens ─ spans of selected tokens ─ ways of ops ─ threads' own ─ attention's scratch
- *            all threads' between barriers                                         private       attention.c's */
+ *     work:  buffers ─ places of tokens ─ spans of selected tokens ─ ways of ops ─ rounded ─ threads' own ─ attention's scratch
+ *            all threads' between barriers                                                   private       attention.c's */
 #include "step.h"
 
 #include <string.h>
@@ -31,8 +31,8 @@ typedef struct {
     const pd_step *step;
     float *buffer[MOST_BUFFERS];
     uint8_t *ways;
-    char *own;
-    int64_t own_bytes;
+    char *rounded, *own;
+    int64_t own_bytes, own_normed, own_rounded;
     void *attention_scratch;
     pd_places places;
     spans all, selected;
@@ -46,6 +46,7 @@ typedef struct {
     const spans *now; /* all tokens, or behind PD_SELECT the selected ones */
     float *scratch;   /* a product's */
     float *normed;    /* [NORM_ROWS] rows of the widest buffer */
+    char *rounded;    /* the same, rounded to 8 bits */
 } player;
 
 static int64_t stride(const player *p, int32_t buffer) { return row_floats(p->stage->program->widths[buffer]); }
@@ -67,29 +68,60 @@ static void norm(const player *p, const pd_op *op, float *out, int64_t ld, int p
                 op->number, out, ld, part, parts);
 }
 
-/* A product's input: the buffer, or this thread's own norm of it. */
+/* A product's input: the buffer, or this thread's own norm of it; and the same rounded, where the product wants that. */
 typedef struct {
     const float *x;
     int64_t ld;
+    pd_rows_i8 rounded;
 } input;
 
 static int is_normed_here(const player *p, int32_t n) {
     return n > 0 && p->stage->ways[n - 1] == NORM_IN_PRODUCT && p->now->rows <= NORM_ROWS;
 }
 
+static int rounds(const player *p, const pd_op *op) {
+    return p->stage->program->int8_activations && op->matrix->format >= PD_Q8;
+}
+
+static pd_rows_i8 rounded_in(char *memory, int64_t rows, int32_t width) {
+    float *scales = (float *)(memory + rows * width);
+    return (pd_rows_i8){(int8_t *)memory, scales, scales + rows * width / 32, width};
+}
+
+/* Few rows are rounded by every thread for itself, more by all together. */
+static void round_input(const player *p, const pd_op *op, input *in) {
+    const int32_t rows = p->now->rows;
+    const int own = rows <= NORM_ROWS;
+    in->rounded = rounded_in(own ? p->rounded : p->stage->rounded, rows, op->matrix->in);
+    pd_quantise_rows(in->x, in->ld, rows, &in->rounded, own ? 0 : p->part, own ? 1 : p->parts);
+    if (!own) pd_crew_barrier(p->stage->crew);
+}
+
 static input input_of(const player *p, int32_t n) {
     const pd_op *op = &p->stage->program->op[n];
-    const int64_t ld = stride(p, op->in);
-    if (!is_normed_here(p, n)) return (input){p->stage->buffer[op->in], ld};
-    norm(p, op - 1, p->normed, ld, 0, 1);
-    return (input){p->normed, ld};
+    input in = {.x = p->stage->buffer[op->in], .ld = stride(p, op->in)};
+    if (is_normed_here(p, n)) {
+        norm(p, op - 1, p->normed, in.ld, 0, 1);
+        in.x = p->normed;
+    }
+    if (rounds(p, op)) round_input(p, op, &in);
+    return in;
+}
+
+static void multiply(const player *p, const pd_op *op, const pd_matrix *w, input in, float *y, int64_t ldy,
+                     const float *bias, const float *residual, int64_t ldr, int part, int parts) {
+    const int32_t rows = p->now->rows;
+    if (rounds(p, op))
+        pd_product_i8(w, &in.rounded, rows, y, ldy, bias, residual, ldr, p->scratch, part, parts);
+    else
+        pd_product(w, in.x, in.ld, rows, y, ldy, bias, residual, ldr, p->scratch, part, parts);
 }
 
 static void linear(const player *p, const pd_op *op, input in) {
     const float *residual = op->residual < 0 ? NULL : p->stage->buffer[op->residual];
     const int64_t ldr = op->residual < 0 ? 0 : stride(p, op->residual);
-    pd_product(op->matrix, in.x, in.ld, p->now->rows, p->stage->buffer[op->out], stride(p, op->out), op->weight, residual,
-               ldr, p->scratch, p->part, p->parts);
+    multiply(p, op, op->matrix, in, p->stage->buffer[op->out], stride(p, op->out), op->weight, residual, ldr, p->part,
+             p->parts);
 }
 
 /* A product of gate and up, and what gates them: this part's panels of gate, the same of up, the columns they give. */
@@ -98,18 +130,17 @@ static void gated(const player *p, const pd_op *op, input in) {
     const int64_t panels = both->out / 2 / PD_PANEL, bytes = pd_panel_bytes(both->format, both->in);
     const int64_t first = panels * p->part / p->parts, last = panels * (p->part + 1) / p->parts;
     if (first == last) return;
-    const int32_t rows = p->now->rows;
+    float *out = p->stage->buffer[op->out];
     const int64_t ld = stride(p, op->out);
     for (int64_t from = first; from < 2 * panels; from += panels) {
         const int32_t width = (int32_t)(last - first) * PD_PANEL;
         const pd_matrix half = {both->format, both->in, width, (const char *)both->panels + from * bytes};
         const int64_t column = from * PD_PANEL;
-        pd_product(&half, in.x, in.ld, rows, p->stage->buffer[op->out] + column, ld, op->weight ? op->weight + column : NULL,
-                   NULL, 0, p->scratch, 0, 1);
+        multiply(p, op, &half, in, out + column, ld, op->weight ? op->weight + column : NULL, NULL, 0, 0, 1);
     }
     const pd_op *gate = op + 1;
-    pd_swiglu_columns(p->stage->buffer[op->out], ld, rows, both->out / 2, (int32_t)first * PD_PANEL,
-                      (int32_t)last * PD_PANEL, p->stage->buffer[gate->out], stride(p, gate->out));
+    pd_swiglu_columns(out, ld, p->now->rows, both->out / 2, (int32_t)first * PD_PANEL, (int32_t)last * PD_PANEL,
+                      p->stage->buffer[gate->out], stride(p, gate->out));
 }
 
 static pd_attention attention_of(const stage *s, const spans *now) {
@@ -184,12 +215,9 @@ static int32_t play(player *p, int32_t n) {
                   p->parts);
         break;
     case PD_SELECT: take(p, n); break;
-    case PD_LOGITS: {
-        const input in = input_of(p, n);
-        pd_product(op->matrix, in.x, in.ld, rows, s->step->logits, m->vocab, NULL, NULL, 0, p->scratch, p->part,
-                   p->parts);
+    case PD_LOGITS:
+        multiply(p, op, op->matrix, input_of(p, n), s->step->logits, m->vocab, NULL, NULL, 0, p->part, p->parts);
         break;
-    }
     case PD_SCALE:
         pd_scale(s->buffer[op->in], stride(p, op->in), rows, width, op->number, s->buffer[op->out], stride(p, op->out),
                  p->part, p->parts);
@@ -212,8 +240,8 @@ static int64_t now_ns(void) {
 
 static void play_all(void *of, int part, int parts) {
     stage *s = of;
-    float *own = (float *)(s->own + part * s->own_bytes);
-    player p = {s, part, parts, &s->all, own, own + pd_product_scratch()};
+    char *own = s->own + part * s->own_bytes;
+    player p = {s, part, parts, &s->all, (float *)own, (float *)(own + s->own_normed), own + s->own_rounded};
     int64_t *spent = part == 0 ? s->step->spent : NULL;
     int64_t begun = spent ? now_ns() : 0;
     for (int32_t n = 0, done; n < s->program->ops && p.now->rows; n += done ? done : 1) {
@@ -275,6 +303,9 @@ static void set(stage *s, const pd_layout *layout, int32_t parts) {
     for (int32_t n = 0; n < m->ops; n++) s->ways[n] = (uint8_t)pd_way_of(m, n);
     s->own = work + layout->own;
     s->own_bytes = layout->own_bytes;
+    s->own_normed = layout->own_normed;
+    s->own_rounded = layout->own_rounded;
+    s->rounded = work + layout->rounded;
     s->attention_scratch = work + layout->attention;
     s->pool = (pd_pool){step->pool,  step->pool_blocks, m->layers,      m->kv_heads,
                         m->head_dim, m->kv_dtype,       m->block_tokens};

@@ -24,13 +24,18 @@ typedef struct {
     int64_t places;               /* position, block: [2, tokens] */
     int64_t selected;             /* first, count, start, table: [4, tokens] */
     int64_t ways;                 /* [ops] bytes */
-    int64_t own, own_bytes;       /* a product's scratch and NORM_ROWS rows, for each thread */
+    int64_t rounded;              /* rounded_bytes of all tokens, where a product rounds its input */
+    int64_t own, own_bytes;       /* for each thread: a product's scratch, NORM_ROWS rows, NORM_ROWS rounded rows */
+    int64_t own_normed, own_rounded;
     int64_t attention;
     int64_t bytes;
 } pd_layout;
 
 /* Floats from one row of a buffer to the next. */
 static inline int64_t row_floats(int32_t width) { return ((int64_t)width + 15) / 16 * 16; }
+
+/* Bytes of rows rounded to 8 bits, with a scale and a sum for each group of 32. */
+static inline int64_t rounded_bytes(int64_t rows, int64_t floats) { return rows * floats / 32 * (32 + 8); }
 
 pd_layout pd_layout_of(const pd_program *program, int32_t tokens, int32_t longest, int32_t threads);
 
