@@ -57,6 +57,7 @@ def main() -> None:
         if name in wanted:
             section(arguments.rounds, book)
     source = ""
+    served: dict[str, str | None] = {"backend": None, "numerics": None, "kv_dtype": None}
     if wanted & set(SERVED):
         with shown() as progress:
             source = str(pull(ModelConfig().source, default_home() / "models", progress))
@@ -66,6 +67,9 @@ def main() -> None:
 
             async def run() -> None:
                 await stack.start()
+                worker = (await stack.snapshots())["worker"]
+                if worker is not None:
+                    served.update({name: worker.data[name] for name in served})
                 await suite.run(wanted)
 
             trio.run(run)
@@ -76,9 +80,8 @@ def main() -> None:
         "threads": arguments.threads,
         "python": platform.python_version(),
         "model": Path(source).name or None,
-        "kv_dtype": "fp32",
         "rounds": arguments.rounds,
-    }
+    } | served
     table = Table(title=f"commit {facts['commit']}, {facts['cores']} cores, median (least-greatest)")
     for column in ("what", "ours", "alternative", "ratio"):
         table.add_column(column)
