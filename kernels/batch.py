@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Span:
     """Tokens [first, first + count) of the batch are positions [start, start + count) of one sequence.
 
-    `blocks`: int64 [>= ceil((start + count) / block_tokens)], physical block of each logical one. KV of [0, start)
+    `blocks`: int32 [>= ceil((start + count) / block_tokens)], physical block of each logical one. KV of [0, start)
     is in the pool; slots from start + count on have never been written and must not be multiplied, not even by 0.
     """
 
@@ -33,9 +33,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Batch:
-    """`ids`, `positions`: int64 [T] over all spans, in their order.
+    """`ids`, `positions`: int32 [T] over all spans, in their order.
 
-    `sampled`: int64 [S], the tokens that want logits: the last ones of some spans, in the spans' order.
+    `sampled`: int32 [S], the tokens that want logits: the last ones of some spans, in the spans' order.
     """
 
     ids: Ints
@@ -53,12 +53,12 @@ class Batch:
             ids=self.ids[self.sampled],
             positions=self.positions[self.sampled],
             spans=tuple(Span(row, 1, span.end - 1, span.blocks) for row, span in enumerate(spans)),
-            sampled=np.arange(len(spans)),
+            sampled=np.arange(len(spans), dtype=np.int32),
         )
 
 
 def make_batch(rows: Sequence[tuple[int, Ints, Ints, bool]]) -> Batch:
-    """Concatenates (start, ids int64 [n], blocks int64 [m], whether the last token wants logits) into a batch."""
+    """Concatenates (start, ids int32 [n], blocks int32 [m], whether the last token wants logits) into a batch."""
     spans: list[Span] = []
     sampled: list[int] = []
     first = 0
@@ -69,7 +69,7 @@ def make_batch(rows: Sequence[tuple[int, Ints, Ints, bool]]) -> Batch:
             sampled.append(first - 1)
     return Batch(
         ids=np.concatenate([ids for _, ids, _, _ in rows]),
-        positions=np.concatenate([np.arange(span.start, span.end) for span in spans]),
+        positions=np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in spans]),
         spans=tuple(spans),
-        sampled=np.array(sampled, dtype=np.int64),
+        sampled=np.array(sampled, dtype=np.int32),
     )

@@ -116,17 +116,19 @@ class Logits:
     weight: Tensor
 
 
+MatrixOp: TypeAlias = Embed | Linear | Logits
+"""Ops whose weights are matrices; the others' are vectors, or none."""
+
 Op: TypeAlias = Embed | RmsNorm | HeadNorm | Linear | RopeWriteKV | Attention | SwiGLU | Select | Logits
 
 
 @dataclass(frozen=True)
 class Program:
-    """`starts[n]`: index of layer n's first op; `tail`: of the first op behind the layers."""
+    """`starts[n]`: index of layer n's first op."""
 
     ops: tuple[Op, ...]
     buffers: tuple[Buffer, ...]
     starts: tuple[int, ...]
-    tail: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -154,7 +156,6 @@ class Builder:
         self._rope = rope
         self._buffers: dict[str, Buffer] = {}
         self._starts: list[int] = []
-        self._tail = 0
 
     def buffer(self, name: str, width: int) -> Buffer:
         """The buffer called `name`; ValueError when it was made with another width."""
@@ -171,17 +172,12 @@ class Builder:
         """What is added next is the next layer's."""
         self._starts.append(len(self.ops))
 
-    def end_layers(self) -> None:
-        """What is added next belongs to no layer."""
-        self._tail = len(self.ops)
-
     def program(self) -> Program:
         """The program so far, checked: every width fits, every weight has the shape that its place asks for."""
         program = Program(
             tuple(self.ops),
             tuple(self._buffers.values()),
             tuple(self._starts),
-            self._tail,
             rope=self._rope,
             **self._facts,
         )

@@ -9,7 +9,7 @@ from kernels.cpu.library import NoLibrary, declarations, library
 from kernels.cpu.model import CpuModel
 from kernels.cpu.packing import Matrix, pack, packed_as
 from kernels.interface import Footprint, Progress, Unfit, Weights
-from kernels.program import Embed, Linear, Logits, Op, Program, tensors_of
+from kernels.program import MatrixOp, Op, Program, tensors_of
 from shared.model.tensors import Tensor
 
 VERSION = 1
@@ -113,18 +113,19 @@ class _Part:
 
 
 def _name(op: Op) -> str:
-    return "+".join(tensor.name for tensor in tensors_of(op)) if isinstance(op, (Embed, Linear, Logits)) else ""
+    """Of an op's matrix; "" when it has none."""
+    return "+".join(tensor.name for tensor in tensors_of(op)) if isinstance(op, MatrixOp) else ""
 
 
 def _vectors(op: Op) -> tuple[Tensor, ...]:
-    return () if isinstance(op, (Embed, Linear, Logits)) else tuple(tensors_of(op))
+    return () if isinstance(op, MatrixOp) else tuple(tensors_of(op))
 
 
 def _parts(program: Program) -> dict[str, _Part]:
     """Matrices by name; a tied table is one for both its uses."""
     parts: dict[str, _Part] = {}
     for op in program.ops:
-        if isinstance(op, (Embed, Linear, Logits)):
+        if isinstance(op, MatrixOp):
             part = _Part(tuple(tensors_of(op)), *packed_as(tensors_of(op)))
             known = parts.setdefault(_name(op), part)
             if any(one is not other for one, other in zip(known.tensors, part.tensors, strict=True)):

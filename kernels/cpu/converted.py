@@ -88,6 +88,7 @@ def write(path: Path, parts: Iterable[tuple[str, int]], pack: Callable[[str], By
     room = sum(len(json.dumps([name, [1 << 62, 1 << 62, (1 << 64) - 1]])) for name, _ in sizes) + 2
     at = _aligned(_HEAD.size + room)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _sweep(path)
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -103,11 +104,17 @@ def write(path: Path, parts: Iterable[tuple[str, int]], pack: Callable[[str], By
         os.ftruncate(fd, at)
         os.fsync(fd)
         beside.rename(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
     finally:
         os.close(fd)
+        beside.unlink(missing_ok=True)  # renamed, unless something went wrong
+
+
+def _sweep(path: Path) -> None:
+    """What a worker that was killed while it packed left behind goes: it is as large as the model."""
+    for left in path.parent.glob(f"{path.name}.*.part"):
+        pid = left.name.removesuffix(".part").rpartition(".")[2]
+        if not Path(f"/proc/{pid}").exists():
+            left.unlink(missing_ok=True)
 
 
 def _written(fd: int, data: memoryview, offset: int) -> None:

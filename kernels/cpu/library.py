@@ -14,6 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kernels.cpu import build
 
 ISA_VARIABLE = "PERDURE_CPU_ISA"
@@ -27,6 +30,10 @@ NEEDS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"},
 }
 """Flags in /proc/cpuinfo without which an x86 library would die of an illegal instruction."""
+
+
+LINE = 64
+"""Bytes of a cache line."""
 
 
 class NoLibrary(Exception):
@@ -122,6 +129,13 @@ def load(isa: str) -> Any:
 def library() -> Any:
     """The library to use on this CPU, see `chosen`; raises NoLibrary."""
     return load(chosen())
+
+
+def aligned(nbytes: int) -> NDArray[np.uint8]:
+    """uint8 [nbytes] that begins at a cache line; its content is undefined."""
+    room = np.empty(nbytes + LINE, np.uint8)
+    start = -room.ctypes.data % LINE
+    return room[start : start + nbytes]
 
 
 def pointer(array: Any, kind: str) -> Any:

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernels.batch import Batch
 from kernels.cpu.crew import Crew, KernelError
-from kernels.cpu.library import declarations, pointer
+from kernels.cpu.library import aligned, declarations, pointer
 from kernels.cpu.packing import Matrix
 from kernels.cpu.sampler import CpuSampler
 from kernels.interface import Forward
@@ -29,10 +28,6 @@ from kernels.program import (
 )
 from kernels.sampling import Sampler
 
-KV_DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
-"""PD_KV_..."""
-ALIGN = 64
-
 
 class CpuModel:
     """Implements `kernels.interface.Model`. `matrices`: for each op, its packed weight or None."""
@@ -45,7 +40,7 @@ class CpuModel:
         self.sample: Sampler = CpuSampler(library, self._crew, program.vocab)
         self._threads = threads
         self._compiled: dict[tuple[int, str, int], _Compiled] = {}
-        self._work = _aligned(0)
+        self._work = aligned(0)
         self._logits = np.empty(0, np.float32)
 
     @staticmethod
@@ -58,19 +53,19 @@ class CpuModel:
         """See `Model.step`; KernelError for what the kernels refuse."""
         compiled = self._compiled_for(kv, layers)
         tokens, sampled = len(batch.ids), len(batch.sampled)
-        ids = batch.ids.astype(np.int32)
+        ids, sample = (np.ascontiguousarray(each, np.int32) for each in (batch.ids, batch.sampled))
         count = np.array([span.count for span in batch.spans], np.int32)
         start = np.array([span.start for span in batch.spans], np.int32)
         wanted = -(-(start + count) // kv.layout.block_tokens)
-        tables = np.concatenate([span.blocks[:n] for span, n in zip(batch.spans, wanted, strict=True)]).astype(np.int32)
+        tables = np.concatenate([span.blocks[:n] for span, n in zip(batch.spans, wanted, strict=True)])
+        tables = np.ascontiguousarray(tables, np.int32)
         table = np.zeros(len(wanted), np.int32)
         np.cumsum(wanted[:-1], out=table[1:])
-        sample = batch.sampled.astype(np.int32)
         health = np.zeros(tokens, np.float32)
         longest = int((start + count).max())
         size = self._library.pd_step_bytes(compiled.c, tokens, longest, self._threads)
         if size > self._work.nbytes:
-            self._work = _aligned(size + size // 8)
+            self._work = aligned(size + size // 8)
         if sampled * self._program.vocab > self._logits.size:
             self._logits = np.empty(sampled * self._program.vocab, np.float32)
         step = declarations().new(
@@ -149,7 +144,7 @@ class _Compiled:
                 "layers": program.layers,
                 "positions": cos.shape[0],
                 "rope_dims": program.rope.dims,
-                "kv_dtype": KV_DTYPES[dtype],
+                "kv_dtype": {"fp32": library.PD_KV_F32, "fp16": library.PD_KV_F16, "bf16": library.PD_KV_BF16}[dtype],
                 "block_tokens": block_tokens,
             },
         )
@@ -208,10 +203,3 @@ def _fields(library: Any, op: Op) -> dict[str, Any]:
 def _selects(library: Any, op: Select) -> list[dict[str, Any]]:
     kind = library.PD_SELECT
     return [{"kind": kind, "out": buffer.index, "in": buffer.index, "residual": -1} for buffer in op.buffers]
-
-
-def _aligned(size: int) -> NDArray[np.uint8]:
-    """uint8 [size] that begins at a cache line."""
-    room = np.empty(size + ALIGN, np.uint8)
-    start = -room.ctypes.data % ALIGN
-    return room[start : start + size]

@@ -27,7 +27,6 @@ FORMATS = {"F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}
 
 _GROUP_BYTES = {"F32": 4096, "F16": 2048, "BF16": 2048, "Q8_0": 1088, "Q4_0": 576, "Q4_1": 640}
 _FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
-_LINE = 64
 _PIECE = 1 << 22
 """Bytes of a tensor packed at a time, so that its transposed copy stays in cache."""
 
@@ -102,9 +101,7 @@ def unpack(matrix: Matrix) -> npt.NDArray[np.float32]:
 
 def empty(panels: int, size: int) -> Bytes:
     """uint8 [panels, size] that begins at a cache line; its content is undefined."""
-    room = np.empty(panels * size + _LINE, np.uint8)
-    start = -room.ctypes.data % _LINE
-    return room[start : start + panels * size].reshape(panels, size)
+    return library.aligned(panels * size).reshape(panels, size)
 
 
 def _place(kind: str, rows: Bytes, width: int, data: Bytes, first: int) -> None:

@@ -25,7 +25,7 @@ from kernels.reference import attention, ops
 from kernels.reference.linear import Matrix, stacked
 from kernels.reference.pool import Views
 from kernels.reference.sampler import sample_each
-from kernels.reference.step import ReferenceStep, begin
+from kernels.reference.step import ReferenceStep, begin, indices
 from kernels.sampling import Sampler
 from shared.model.tensors import Tensor
 
@@ -73,7 +73,7 @@ class ReferenceModel:
             if isinstance(op, Select):
                 sampled = batch.only_sampled()
                 if sampled is not batch:
-                    rows = torch.from_numpy(batch.sampled)
+                    rows = indices(batch.sampled)
                     values = {buffer: values[buffer][rows] for buffer in op.buffers}
                     if not len(rows):
                         break

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.batch import Batch, Span
+from kernels.batch import Batch, Ints, Span
 from kernels.reference.pool import Views
 
 GROUP_TOKENS = 8192
@@ -55,14 +55,19 @@ class ReferenceStep:
     health: torch.Tensor
 
 
+def indices(numbers: Ints) -> torch.Tensor:
+    """As torch wants them: int64, in memory of its own."""
+    return torch.from_numpy(numbers.astype(np.int64))
+
+
 def begin(batch: Batch, kv: Views, cos: torch.Tensor, sin: torch.Tensor) -> ReferenceStep:
     """The metadata of a step. `cos`, `sin`: fp32 [positions, dims / 2], see `RopeTables`."""
     block_of, slot_of = write_slots(batch, kv.layout.block_tokens)
-    at = torch.from_numpy(batch.positions)
+    at = indices(batch.positions)
     cos, sin = cos[at], sin[at]
     return ReferenceStep(
         kv=kv,
-        ids=torch.from_numpy(batch.ids),
+        ids=indices(batch.ids),
         cos=torch.cat((cos, cos), -1)[:, None],
         sin=torch.cat((-sin, sin), -1)[:, None],
         block_of=block_of,
@@ -75,14 +80,14 @@ def begin(batch: Batch, kv: Views, cos: torch.Tensor, sin: torch.Tensor) -> Refe
 
 def blocks_needed(span: Span, block_tokens: int) -> torch.Tensor:
     """The part of the span's table that covers [0, end)."""
-    return torch.from_numpy(span.blocks[: -(-span.end // block_tokens)])
+    return indices(span.blocks[: -(-span.end // block_tokens)])
 
 
 def write_slots(batch: Batch, block_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Physical block and slot in it, int64 [T] each, of every token that is fed."""
     logical = batch.positions // block_tokens
     parts = [span.blocks[logical[span.first : span.first + span.count]] for span in batch.spans]
-    return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(batch.positions - logical * block_tokens)
+    return indices(np.concatenate(parts)), indices(batch.positions % block_tokens)
 
 
 def chunk_of(span: Span, kv: Views) -> Chunk:

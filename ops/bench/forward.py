@@ -1,4 +1,4 @@
-"""Bare forward steps of our runner against `transformers` (sdpa, cache on, same fp32 weights and threads), in one run.
+"""Bare forward steps of our runner against `transformers` (sdpa, cache on, fp32 weights, same threads), in one run.
 
 `python -m ops.bench.forward SOURCE [--threads N] [--cpu] [--only NAME,...]`: interleaved, medians, ratios above 1 are
 ours faster. `--cpu` counts CPU seconds instead of wall time: the only figure worth having on a busy machine, and then
@@ -7,9 +7,7 @@ with `--threads 1`, since waiting threads spin. `--steps` adds where a step of o
 
 import argparse
 import random
-import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
 
+from ops.bench.measure import interleaved
 from ops.bench.reference_model import build
 from services.worker.model_runner import ModelRunner
 from services.worker.page_store import PageStore
@@ -101,18 +100,6 @@ class Theirs:
         cache.crop(-DECODES)
 
 
-def compared(ours: Callable[[], object], theirs: Callable[[], object], repeats: int, clock: Callable[[], float]) -> Any:
-    """(our median, theirs) seconds, after one round of warm-up each, interleaved."""
-    taken: tuple[list[float], list[float]] = ([], [])
-    for turn in range(repeats + 1):
-        for side, run in enumerate((ours, theirs)):
-            begun = clock()
-            run()
-            if turn:
-                taken[side].append(clock() - begun)
-    return statistics.median(taken[0]), statistics.median(taken[1])
-
-
 def main() -> None:
     """Measures and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -130,12 +117,13 @@ def main() -> None:
     theirs = Theirs(build(open_model(args.source, args.home)))
     torch.set_num_threads(args.threads)
     table = Table(
-        title=f"{args.threads} threads, fp32, {'CPU' if args.cpu else 'wall'} seconds, chunks of {args.chunk}"
+        title=f"{args.threads} threads, {'CPU' if args.cpu else 'wall'} seconds, chunks of {args.chunk}; "
+        f"ours: {ours.runner.ready.backend}, KV in {ours.runner.facts.kv_dtype}; theirs: fp32"
     )
     for column in ("what", "ours ms", "transformers ms", "ratio"):
         table.add_column(column, justify="left" if column == "what" else "right")
 
-    def row(what: str, pair: tuple[float, float], per: float = 1.0) -> None:
+    def row(what: str, pair: list[float], per: float = 1.0) -> None:
         mine, peer = (1e3 * seconds / per for seconds in pair)
         table.add_row(what, f"{mine:.1f}", f"{peer:.1f}", f"{peer / mine:.2f}")
 
@@ -144,15 +132,14 @@ def main() -> None:
         if f"p{tokens}" in wanted:
             ids = [rng.randrange(1000, 40000) for _ in range(tokens)]
             repeats = args.repeats if tokens < 4000 else max(1, args.repeats // 2)
-            pair = compared(lambda: ours.prefill(ids), lambda: theirs.prefill(ids), repeats, clock)  # noqa: B023
+            pair = interleaved([lambda: ours.prefill(ids), lambda: theirs.prefill(ids)], repeats, clock)  # noqa: B023
             row(f"prefill {tokens}", pair)
     alone = 0.0
     for name, rows, context in (("d1", 1, 64), ("d1@6000", 1, 6000), ("d8", 8, 192)):
         if name in wanted:
             cache = theirs.cache(rows, context)
-            pair = compared(
-                lambda: ours.decode(rows, context),  # noqa: B023
-                lambda: theirs.decode(cache, rows),  # noqa: B023
+            pair = interleaved(
+                [lambda: ours.decode(rows, context), lambda: theirs.decode(cache, rows)],  # noqa: B023
                 args.repeats,
                 clock,
             )

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -49,6 +49,18 @@ async def together(client: Client, prompts: Sequence[Sequence[int]], tokens: int
         for ids in prompts:
             nursery.start_soon(timed, client, ids, tokens)
     return len(prompts) * tokens / (time.perf_counter() - begun)
+
+
+def interleaved(runs: Sequence[Callable[[], None]], repeats: int, clock: Callable[[], float]) -> list[float]:
+    """Median seconds of each, after one round that doesn't count."""
+    taken: list[list[float]] = [[] for _ in runs]
+    for turn in range(repeats + 1):
+        for side, run in enumerate(runs):
+            begun = clock()
+            run()
+            if turn:
+                taken[side].append(clock() - begun)
+    return [statistics.median(seconds) for seconds in taken]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ counts processor seconds, for a busy machine, and then with `--threads 1`: waiti
 """
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kernels.cpu import library, packing
+from ops.bench.measure import interleaved
 from shared.model.tensors import BLOCK_BYTES, BLOCK_VALUES, Tensor
 
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
@@ -97,18 +97,6 @@ class Theirs:
                     F.linear(sources[matrix.shape[1]], matrix)
 
         return run
-
-
-def interleaved(runs: Sequence[Callable[[], None]], repeats: int, clock: Callable[[], float]) -> list[float]:
-    """Median seconds of each, after one round that doesn't count."""
-    taken: list[list[float]] = [[] for _ in runs]
-    for turn in range(repeats + 1):
-        for side, run in enumerate(runs):
-            begun = clock()
-            run()
-            if turn:
-                taken[side].append(clock() - begun)
-    return [statistics.median(seconds) for seconds in taken]
 
 
 def main() -> None:

@@ -22,9 +22,6 @@ from shared.paths import default_home
 
 LIMIT_S = 600.0
 
-PATIENT = {"PERDURE_SCHEDULER__LOOKUP_S": "2"}
-"""A lookup that a busy machine answers late would count as a miss, and hide what is shown here."""
-
 
 def show(rows: list[Row], console: Console) -> None:
     """The one table."""
@@ -57,7 +54,7 @@ def main() -> int:
     except ModelError as error:
         console.print(f"[red]{error}[/red]")
         return FAULT
-    with Stack(PATIENT) as stack:
+    with Stack() as stack:
         story = Story(stack, lambda text: console.print(f"[dim]·[/dim] {text}"))
         problems: list[BaseException] = []
         try:

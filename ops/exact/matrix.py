@@ -61,9 +61,8 @@ class Matrix:
         threads: Sequence[int],
         isas: Sequence[str],
         say: Callable[[str], None],
-        **extra: str,
     ) -> None:
-        self._source, self._prompts, self._say, self._extra = source, prompts, say, extra
+        self._source, self._prompts, self._say = source, prompts, say
         self._threads, self._isas = threads, isas or supported() or ("",)
         self._first: list[tuple[Answer, Cell] | None] = [None] * len(prompts)
         self._found = Outcome()
@@ -88,7 +87,7 @@ class Matrix:
 
     def _settings(self, machine: Machine, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
         spec = open_model(self._source, Path()).spec
-        return settings(machine, self._source, prompts, spec.kv_layout("fp32").token_bytes) | self._extra
+        return settings(machine, self._source, prompts, spec.kv_layout("fp32").token_bytes)
 
     def _judge(self, cell: Cell, answers: Sequence[Answer]) -> int:
         self._found.cells += 1

@@ -167,7 +167,8 @@ class Engine(Events):
         self._desk.epoch = epoch
         self._facts, self._max_context = facts, max_context
         self._home.worker_up(
-            KVManager(facts.blocks, facts.block_tokens, self._key, prefix_cache=self._settings.prefix_cache)
+            KVManager(facts.blocks, facts.block_tokens, self._key, prefix_cache=self._settings.prefix_cache),
+            facts.token_s,
         )
         for request in list(self._waiting):
             self._fit(request)

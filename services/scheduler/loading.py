@@ -22,6 +22,9 @@ from shared.messages.base import pack_u32, unpack_u64
 from shared.messages.engine import Copy, Transferred
 from shared.messages.store import TIER_DISK, TIER_HOST, TIER_MISS, Found, Lookup, Release, Staged
 
+WAIT_SHARE = 1 / 8
+"""Of the time that computing a prefix takes, so much may be waited to hear whether the store has it."""
+
 
 @dataclass(eq=False)
 class Load:
@@ -80,6 +83,8 @@ class Loader:
         self._leased: dict[int, Load] = {}
         self._copying: dict[int, tuple[Load, int, list[int]]] = {}
         self._probe = 0
+        self.token_s = 0.0
+        """Seconds that the present worker takes to compute a token; 0: none, or unknown."""
         self.block_s = 0.0
         """Measured seconds that a block takes from disk to arena, smoothed; 0: unknown."""
 
@@ -101,13 +106,23 @@ class Loader:
     # --- asking -------------------------------------------------------------------------------------------------
 
     def ask(self, now: float, request: Request, first: int, names: list[bytes]) -> None:
-        """Looks up the identities of the blocks from `first` on; the request waits `lookup_s` for the answer."""
-        seconds = self._desk.settings.lookup_s
+        """Looks up the identities of the blocks from `first` on; the request waits for the answer, see `patience`."""
+        seconds = self.patience(len(names))
         ticket = self._desk.ask(Lookup(identities=b"".join(names)), seconds)
         request.load = self._asked[ticket] = Load(request, ticket, first, len(names))
         self._desk.timers.set(("lookup", ticket), now + seconds)
         self._desk.counters.lookups += 1
         self._desk.counters.lookup_blocks += len(names)
+
+    def patience(self, blocks: int) -> float:
+        """Seconds that the store's answer is worth waiting for when it may spare computing so many blocks.
+
+        At least `lookup_s`, at most `load_s`. A busy machine answers late and computes even later: a fixed limit would
+        turn hits into misses just then. A store that never answers costs a share of what is computed anyway.
+        """
+        settings = self._desk.settings
+        spared = blocks * self.kv.block_tokens * self.token_s
+        return max(settings.lookup_s, min(WAIT_SHARE * spared, settings.load_s))
 
     def probe(self, now: float, name: bytes) -> None:
         """While the breaker is open: asks without anybody waiting."""

@@ -40,9 +40,10 @@ class Residence:
 
     # --- the pool -----------------------------------------------------------------------------------------------
 
-    def worker_up(self, kv: KVManager) -> None:
-        """A new, empty pool."""
+    def worker_up(self, kv: KVManager, token_s: float) -> None:
+        """A new, empty pool; computing a token takes so many seconds."""
         self.kv = self.loader.kv = kv
+        self.loader.token_s = token_s
         self.saver.worker_up(kv)
 
     def worker_down(self, now: float) -> list[Request]:

@@ -43,10 +43,10 @@ def try_largest_step(model: Model, layout: KVLayout, config: Config, context: in
     part = 1 if measure else SHARE
     rows = max(1, min(config.scheduler.max_running, config.scheduler.step_tokens) // part)
     chunk = min(max(1, config.scheduler.step_tokens // part - (rows - 1)), reach)
-    table = np.zeros(-(-reach // layout.block_tokens), dtype=np.int64)
-    plan = [(reach - chunk, np.zeros(chunk, dtype=np.int64), table, True)]
+    table = np.zeros(-(-reach // layout.block_tokens), dtype=np.int32)
+    plan = [(reach - chunk, np.zeros(chunk, dtype=np.int32), table, True)]
     decode = min(DECODE_CONTEXT, reach) - 1
-    plan += [(decode, np.zeros(1, dtype=np.int64), table, True)] * (rows - 1)
+    plan += [(decode, np.zeros(1, dtype=np.int32), table, True)] * (rows - 1)
     kv = PagedKV(bytearray(layout.block_bytes), layout)
     model.step(make_batch(plan[-1:]), kv, layers=MEASURED_LAYERS)  # what only a first run allocates is not the step's
     told = measure and forget_peak()

@@ -90,6 +90,7 @@ class ModelRunner:
                 layers=spec.layers,
                 kv_heads=spec.kv_heads,
                 head_dim=spec.head_dim,
+                token_s=self._largest_step_s / limits.step_tokens,
             ),
             limits={"rows": config.scheduler.max_running, "step_tokens": config.scheduler.step_tokens},
         )
@@ -119,22 +120,14 @@ class ModelRunner:
         batch = make_batch([(row.start, _ids(row.ids), _ids(row.blocks), row.sample is not None) for row in rows])
         result = self._model.step(batch, self._paged(pool))
         healthy = _finite_spans(result.health, [span.first for span in batch.spans])
-        logits = result.logits
-        sane = np.isfinite(logits.sum(-1))
+        logits = iter(result.logits)
         outputs: list[RowOutput] = []
-        drawn = 0
         for row, span, finite in zip(rows, batch.spans, healthy, strict=True):
-            if not finite:
-                outputs.append(RowOutput(error=self._not_finite(row.key, span.start, span.end)))
-            elif row.sample is None:
-                outputs.append(RowOutput())
-            elif not sane[drawn]:
-                outputs.append(
-                    RowOutput(error=f"request {row.key}: the logits at position {span.end - 1} are not finite")
-                )
+            mine = next(logits) if row.sample is not None else None
+            if finite:
+                outputs.append(RowOutput(logits=mine))
             else:
-                outputs.append(RowOutput(logits=logits[drawn]))
-            drawn += row.sample is not None
+                outputs.append(RowOutput(error=self._not_finite(row.key, span.start, span.end)))
         return StepOutput(tuple(outputs), self._model.sample)
 
     def _not_finite(self, key: int, start: int, end: int) -> str:
@@ -142,9 +135,9 @@ class ModelRunner:
         return f"request {key}: KV of positions [{start}, {end}) is not finite in {self._layout.dtype}{hint}"
 
 
-def _ids(packed: bytes) -> NDArray[np.int64]:
-    """Packed u32 -> int64 [n]."""
-    return np.frombuffer(packed, "<u4").astype(np.int64)
+def _ids(packed: bytes) -> NDArray[np.int32]:
+    """Packed u32, all of them checked to be far below 2^31 -> int32 [n], the same bytes."""
+    return np.frombuffer(packed, "<i4")
 
 
 def _finite_spans(health: NDArray[np.float32], firsts: Sequence[int]) -> list[bool]:

@@ -72,6 +72,7 @@ class KVFacts(msgspec.Struct, frozen=True):
 
     `fingerprint`: 32 bytes over model, numerics and layout. `block_tokens`: tokens a block; `block_bytes`: bytes
     a block over all layers, which is also the payload of a host or disk slot. `blocks`: size of the pool.
+    `token_s`: seconds of computing a token's KV, as estimated at load; 0: no time at all.
     """
 
     fingerprint: bytes
@@ -82,6 +83,7 @@ class KVFacts(msgspec.Struct, frozen=True):
     layers: int
     kv_heads: int
     head_dim: int
+    token_s: float = 0.0
 
 
 class WorkerReady(Message, frozen=True, kw_only=True):

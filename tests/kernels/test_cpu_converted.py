@@ -1,6 +1,8 @@
 """The file of packed weights: what was written is what is mapped, and whatever happens to it is noticed."""
 
 import errno
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,19 @@ def test_a_bit_of_each_part_and_of_the_table_is_checked(file: Path, name: str) -
     file.write_bytes(whole[:20] + b"!" + whole[21:])
     with pytest.raises(Damaged, match="table of parts"):
         converted.opened(file, PARTS)
+
+
+def test_what_a_killed_packer_left_goes_and_a_living_ones_stays(file: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, living, other = (
+        file.with_name(f"{name}.{pid}.part")
+        for name, pid in ((file.name, ended.pid), (file.name, os.getppid()), ("other.packed", ended.pid))
+    )
+    for left in (dead, living, other):
+        left.write_bytes(b"half")
+    converted.write(file, PARTS.items(), part)
+    assert (dead.exists(), living.exists(), other.exists()) == (False, True, True)
 
 
 def test_a_packing_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def program(kind: str) -> Program:
             )
         )
         layer.swiglu()
-    builder.end_layers()
     normed = builder.buffer("normed", SPEC.hidden)
     builder.add(RmsNorm(normed, x, tensors["norm"], 1e-5), Logits(normed, tensors["embed"]))
     return builder.program()

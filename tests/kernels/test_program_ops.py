@@ -45,7 +45,6 @@ def outcome(
     builder.add(Embed(x, oracle.tensor(rows), scale))
     builder.begin_layer()
     shown = add(builder, x)
-    builder.end_layers()
     # The vocabulary is as large as the rows are many, so a wide buffer is shown column by column of them.
     parts = []
     for first in range(0, shown.width, len(rows)):

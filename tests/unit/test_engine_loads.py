@@ -111,6 +111,18 @@ def test_a_lookup_that_is_not_answered_costs_a_bounded_wait_and_is_no_error() ->
     assert cached_tokens(world, id) == 0
 
 
+@pytest.mark.parametrize(("token_s", "waits"), [(0.0, 0.05), (0.001, 0.05), (0.1, 0.4), (10.0, 2.0)])
+def test_a_lookup_is_waited_for_by_what_it_may_spare(token_s: float, waits: float) -> None:
+    world = stored(load_s=2.0)
+    prompt = warm(world)  # 33 tokens, of which 32 may come from the store
+    world.facts = msgspec.structs.replace(world.facts, token_s=token_s)
+    world.start_worker()
+    world.submit(prompt, 2)
+    assert world.engine.next_deadline() == pytest.approx(world.now + waits)
+    world.advance(waits)
+    assert world.plan is not None
+
+
 def test_s04_a_store_that_never_delivers_costs_one_bounded_wait() -> None:
     world = stored(load_s=2.0)
     prompt = warm(world, spill=True)

@@ -117,16 +117,20 @@ def test_z01_one_block_serves_and_a_thousandfold_of_memory_is_clamped(tiny: Tiny
     assert 0 < huge.facts.blocks * huge.facts.block_bytes < available_memory()
 
 
-def test_what_the_largest_step_takes_is_measured(
-    tiny: TinyModel, places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    demands: list[Demand] = []
+@pytest.fixture
+def demands(monkeypatch: pytest.MonkeyPatch) -> list[Demand]:
+    """What a runner asks the pool to be sized by, before and after it has loaded."""
+    found: list[Demand] = []
 
     def spy(config: Config, layout: KVLayout, demand: Demand, free: int) -> object:
-        demands.append(demand)
+        found.append(demand)
         return size_pool(config, layout, demand, free)
 
     monkeypatch.setattr(model_runner, "size_pool", spy)
+    return found
+
+
+def test_what_the_largest_step_takes_is_measured(tiny: TinyModel, places: Places, demands: list[Demand]) -> None:
     runner = ModelRunner(runner_config(tiny, "reference", pool_bytes=GIB), places)
     before, after = demands
     assert not before.loaded
@@ -180,15 +184,8 @@ def replace_threads(config: Config, threads: int) -> Config:
 
 
 def test_what_a_step_takes_on_an_exact_backend_is_known_beforehand(
-    tiny: TinyModel, places: Places, monkeypatch: pytest.MonkeyPatch
+    tiny: TinyModel, places: Places, demands: list[Demand]
 ) -> None:
-    demands: list[Demand] = []
-
-    def spy(config: Config, layout: KVLayout, demand: Demand, free: int) -> object:
-        demands.append(demand)
-        return size_pool(config, layout, demand, free)
-
-    monkeypatch.setattr(model_runner, "size_pool", spy)
     runner = ModelRunner(runner_config(tiny, "cpu", pool_bytes=GIB), places)
     before, after = demands
     assert (before.step, before.weights) == (after.step, after.weights)

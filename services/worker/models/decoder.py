@@ -34,7 +34,6 @@ def decoder(spec: ModelSpec, tensors: Mapping[str, Tensor], max_context: int) ->
         mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         builder.begin_layer()
         add_layer(LayerBuilder(builder, spec, mine, n))
-    builder.end_layers()
     normed = builder.buffer("normed", spec.hidden)
     builder.add(RmsNorm(normed, x, tensors["norm"], spec.norm_eps))
     builder.add(Logits(normed, tensors["embed" if spec.tied else "lm_head"]))
