@@ -19,14 +19,16 @@ from shared.model.toy import toy_generate
 SEED = 7
 BLOCK = 16
 DEADLINE_S = 60.0
-TOY = {
+PATIENT = {
+    # A machine that is busy with something else is no miss; tests of these deadlines set their own.
+    "PERDURE_SCHEDULER__LOOKUP_S": "20",
+    "PERDURE_SCHEDULER__LOAD_S": "20",
+}
+TOY = PATIENT | {
     "PERDURE_MODEL__SOURCE": f"toy:{SEED}",
     "PERDURE_KV__POOL_BYTES": "1 MiB",
     "PERDURE_STORE__HOST_BYTES": "4 MiB",
     "PERDURE_STORE__DISK_BYTES": "16 MiB",
-    # A machine that is busy with something else is no miss; tests of these deadlines set their own.
-    "PERDURE_SCHEDULER__LOOKUP_S": "20",
-    "PERDURE_SCHEDULER__LOAD_S": "20",
 }
 
 

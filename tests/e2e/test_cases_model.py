@@ -17,7 +17,7 @@ from ops.equality import compare
 from ops.stream import joined
 from shared.messages.base import pack_u32
 from shared.messages.front import Generate, Sampling
-from tests.e2e.kit import BLOCK, Watched, client_of, reckoned, settled, watching
+from tests.e2e.kit import BLOCK, PATIENT, Watched, client_of, reckoned, settled, watching
 from tests.tiny_models import Tiny, train_vocabulary, write_directory
 
 TINY = Tiny(max_context=2048)
@@ -26,14 +26,15 @@ MIB = 1 << 20
 
 def served(path: Path, **settings: str) -> dict[str, str]:
     """Settings of a stack that serves a directory."""
-    return {
+    sizes = {
         "PERDURE_MODEL__SOURCE": str(path),
         "PERDURE_MODEL__THREADS": "1",
         "PERDURE_KV__BLOCK_TOKENS": str(BLOCK),
         "PERDURE_KV__POOL_BYTES": str(64 * MIB),
         "PERDURE_STORE__HOST_BYTES": str(64 * MIB),
         "PERDURE_STORE__DISK_BYTES": str(256 * MIB),
-    } | settings
+    }
+    return PATIENT | sizes | settings
 
 
 @pytest.fixture(scope="module")

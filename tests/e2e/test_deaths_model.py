@@ -15,7 +15,7 @@ from ops.equality import compare
 from ops.stream import joined
 from shared.messages.base import pack_u32
 from shared.messages.front import Generate, Sampling
-from tests.e2e.kit import BLOCK, Watched, client_of, hooks, prompt, reckoned, settled
+from tests.e2e.kit import BLOCK, PATIENT, Watched, client_of, hooks, prompt, reckoned, settled
 from tests.tiny_models import Tiny, train_vocabulary, write_directory
 
 SERVICES = ("worker", "scheduler", "store", "detokenizer", "tokenizer")
@@ -28,7 +28,7 @@ TINY = Tiny(max_context=512)
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     path: Path = tmp_path_factory.mktemp("model") / "tiny"
-    settings = {
+    settings = PATIENT | {
         "PERDURE_MODEL__SOURCE": str(write_directory(path, TINY, TINY.tensors(5), vocabulary=train_vocabulary())),
         "PERDURE_MODEL__THREADS": "1",
         "PERDURE_KV__BLOCK_TOKENS": str(BLOCK),
