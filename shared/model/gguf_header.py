@@ -52,13 +52,36 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
+class Strings:
+    """A list of strings that lies in the file: `ends` [count] says where each ends, its length is in front of it.
+
+    A vocabulary and its merges are 100,000 strings and more; a worker needs none of them.
+    """
+
+    buffer: mmap.mmap
+    start: int
+    ends: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> str:
+        start = self.ends[index - 1] if index else self.start
+        return self.buffer[start + 8 : self.ends[index]].decode(errors="replace")
+
+    def read(self) -> list[str]:
+        """All of them; bytes that are no UTF-8 become U+FFFD."""
+        return [self[index] for index in range(len(self))]
+
+
+@dataclass(frozen=True)
 class GgufHeader:
     """All of a GGUF file but its weights; `content` is the mapped file."""
 
     path: Path
     content: Bytes
     metadata: Mapping[str, Any]
-    """Numbers, bools, str, lists of str, or numpy arrays of numbers."""
+    """Numbers, bools, str, `Strings`, or numpy arrays of numbers."""
     tensors: Mapping[str, TensorInfo]
     data_start: int
 
@@ -139,22 +162,17 @@ class _Walk:
         self.at += length
         return self.buffer[self.at - length : self.at].decode()
 
-    def strings(self, count: int, what: str) -> list[str]:
-        """The hot loop: a vocabulary and its merges are 100,000 strings and more."""
-        unpack, buffer, size, at = struct.Struct("<Q").unpack_from, self.buffer, self.size, self.at
-        out: list[str] = []
-        for _ in range(count):
-            if at + 8 > size:
-                break
-            (length,) = unpack(buffer, at)
-            at += 8 + length
-            if at > size:
-                break
-            out.append(buffer[at - length : at].decode(errors="replace"))
-        if len(out) != count:
-            raise self.bad(f"{what} ends after {len(out)} of {count} strings")
+    def strings(self, count: int, what: str) -> Strings:
+        """Where they are. The hot loop of a start."""
+        unpack, buffer, size, start, at = struct.Struct("<Q").unpack_from, self.buffer, self.size, self.at, self.at
+        ends: list[int] = []
+        while len(ends) < count and at + 8 <= size:
+            at += 8 + unpack(buffer, at)[0]
+            ends.append(at)
+        if len(ends) < count or at > size:
+            raise self.bad(f"{what} ends within {count} strings")
         self.at = at
-        return out
+        return Strings(self.buffer, start, ends)
 
     def value(self, what: str) -> Any:
         kind = self.scalar("I", what)

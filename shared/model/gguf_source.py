@@ -15,7 +15,7 @@ import numpy as np
 from shared.model import bpe
 from shared.model.checks import check_family, check_spec, check_window
 from shared.model.digest import cached_digest, digest_tensors
-from shared.model.gguf_header import GgufHeader, read_header
+from shared.model.gguf_header import GgufHeader, Strings, read_header
 from shared.model.rope import Rope
 from shared.model.spec import BadModel, ModelSource, ModelSpec, SamplingDefaults
 from shared.model.tensors import Tensor, check_tensors, most_common_kind
@@ -61,10 +61,10 @@ class Metadata:
             raise BadModel(f"{self.where}: metadata {key} is a {type(value).__name__}, not a {kind.__name__}")
         return value
 
-    def strings(self, key: str) -> list[str]:
-        """A list of strings."""
+    def strings(self, key: str) -> Strings:
+        """A list of strings, not read yet."""
         value = self.values.get(key)
-        if not isinstance(value, list):
+        if not isinstance(value, Strings):
             raise BadModel(f"{self.where}: metadata {key} (a list of strings) is missing")
         return value
 
@@ -92,9 +92,9 @@ class GgufSource(ModelSource):
 
     def tokenizer(self) -> "Tokenizer":
         """See ModelSource."""
-        tokens = self.meta.strings("tokenizer.ggml.tokens")
+        tokens, merges = (self.meta.strings(f"tokenizer.ggml.{name}").read() for name in ("tokens", "merges"))
         types = self.header.metadata["tokenizer.ggml.token_type"].tolist()
-        return bpe.build(self.path, self.pre, tokens, types, self.meta.strings("tokenizer.ggml.merges"))
+        return bpe.build(self.path, self.pre, tokens, types, merges)
 
     def digest(self) -> bytes:
         """See ModelSource."""

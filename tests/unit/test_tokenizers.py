@@ -184,7 +184,8 @@ def smollm() -> tuple[Tokenizer, Vocabulary]:
     source = open_model(str(smollm2_path()), smollm2_path().parent)
     metadata = source.header.metadata  # type: ignore[attr-defined]
     types = metadata["tokenizer.ggml.token_type"].tolist()
-    return source.tokenizer(), Vocabulary(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"], types)
+    tokens, merges = (metadata[f"tokenizer.ggml.{name}"].read() for name in ("tokens", "merges"))
+    return source.tokenizer(), Vocabulary(tokens, merges, types)
 
 
 @pytest.mark.parametrize("text", SMOLLM_TEXTS)
