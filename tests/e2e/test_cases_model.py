@@ -4,6 +4,7 @@ The oracle is the same model with the cache disabled and one request at a time. 
 """
 
 import random
+import signal
 import string
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -252,20 +253,21 @@ async def test_w12_w13_other_weights_or_another_kv_dtype_of_the_same_name_hit_no
 async def test_i08_a_stop_with_100_mb_to_flush_leaves_no_process_and_loses_no_block(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Blocks of 128 KiB; a disk that takes a second for each batch of 8 MiB, so that the grace is too short."""
+    """Blocks of 128 KiB; a disk that takes a second for each of 13 batches of 8 MiB, so that the grace is too short."""
     wide = Tiny(heads=8, kv_heads=8, head_dim=64, max_context=1024)
     path = write_directory(tmp_path_factory.mktemp("wide") / "wide", wide, wide.tensors(3))
     rng = random.Random(8)
     prompts = [ids_of(rng, 52 * BLOCK + 1) for _ in range(16)]
     sizes = {"PERDURE_STORE__HOST_BYTES": str(160 * MIB), "PERDURE_KV__POOL_BYTES": str(160 * MIB)}
-    with Watched(served(path, PERDURE_FAULTS__HOOKS__STORE_BEFORE_DATA="delay:1", **sizes)) as made:
+    slow = {"PERDURE_FAULTS__HOOKS__STORE_BEFORE_DATA": "delay:1", "PERDURE_SUPERVISE__GRACE_S": "10"}
+    with Watched(served(path, **sizes, **slow)) as made:
         await made.start()
         async with client_of(made) as client:
             before = await at_once(client, prompts, 1)
         await settled(made)
         async with watching(made, "store") as look:
             assert (await look())["tiers"]["host"]["dirty"] > 200
-        await made.stop(15)
+        await made.stop(signal.SIGTERM)
         log = made.log_path.read_text()
         assert "drain_left_dirty" in log
         assert '"code": -9' not in log  # none had to be killed
@@ -275,7 +277,7 @@ async def test_i08_a_stop_with_100_mb_to_flush_leaves_no_process_and_loses_no_bl
         check_alike(before, after)
         assert [hits(result) for result in after] == [52 * BLOCK] * 16
         await settled(made)
-        await made.stop(2)
+        await made.stop(signal.SIGINT)
         assert not made.running()
         assert '"code": -9' not in made.log_path.read_text()
         homes = [made.places.home, made.places.run]
