@@ -3,8 +3,9 @@
 import sys
 
 import structlog
-import trio
+from setproctitle import setproctitle
 
+from ops.supervise.fork import hold_signals
 from ops.supervise.supervisor import Supervisor
 from shared.actor import configure_logging
 from shared.config import ConfigError, load_config
@@ -14,6 +15,7 @@ from shared.welcome import SERVICES
 
 def main() -> int:
     """Exit codes: 0 planned stop, 1 crash loop, 2 usage or configuration, 4 taken."""
+    hold_signals()
     configure_logging()
     log = structlog.get_logger(role="supervise")
     if len(sys.argv) != 2 or sys.argv[1] not in SERVICES:
@@ -30,7 +32,8 @@ def main() -> int:
     except PlaceError as error:
         log.error("cannot_start", service=sys.argv[1], reason=str(error))
         return 4
-    return trio.run(supervisor.run)
+    setproctitle(f"perdure supervise {sys.argv[1]}")
+    return supervisor.run()
 
 
 sys.exit(main())

@@ -3,11 +3,12 @@
     supervisor ──── heartbeat pipe ◄── "r" once ready, "h" each second ── service's event loop
     supervisor ──── watchdog pipe ───► end of file = the supervisor is gone: the service stops itself
 
-SIGHUP: a planned restart of the service. SIGUSR1: stop it and hold; SIGUSR2 (or HOLD_S without one): become the
-supervisor that now lies on disk, and start it again. With the two, all services of a stack change their code at once.
+SIGHUP: a planned restart of the service, with the code that now lies on disk. SIGUSR1: stop it and hold; SIGUSR2 (or
+HOLD_S without one): start it again. With the two, all services of a stack change their code at once.
 
-The child is spawned from the main thread in a session of its own, so that a terminal's or honcho's signals reach it
-once, through here. Its exit is taken from a pidfd: a proof. A service whose loop writes nothing for `hang_s`, and does
+Each life of the service is one run of the event loop; between two runs the next one is forked (`fork.py`), in a
+session of its own, so that a terminal's or honcho's signals reach it once, through here. Its exit is taken from a
+pidfd: a proof. A service whose loop writes nothing for `hang_s`, and does
 not merely wait for a core, is killed with SIGKILL, which a stopped process obeys too. Should the supervisor itself be
 killed while its service is stopped, the service is continued by the kernel (PDEATHSIG, set by the service) and finds
 the watchdog pipe closed.
@@ -15,15 +16,17 @@ the watchdog pipe closed.
 
 import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import structlog
 import trio
 
+from ops.supervise.fork import SIGNALS, Process, entry_of, hold_signals, take_signals
 from ops.supervise.incarnation import next_incarnation
 from ops.supervise.policy import RestartPolicy
 from ops.supervise.silence import hangs, sign_of
@@ -77,7 +80,8 @@ def ancestors(parent: int, stack: str) -> set[int]:
 class Child:
     """One incarnation of the service."""
 
-    def __init__(self, service: str, incarnation: int) -> None:
+    def __init__(self, service: str, entry: ModuleType | None, incarnation: int, ours: Sequence[int]) -> None:
+        """Starts it. `ours`: file descriptors that it must not keep."""
         self.incarnation = incarnation
         self.ready = False
         self.was_ready = trio.Event()
@@ -87,17 +91,12 @@ class Child:
         self.beats = 0
         beat_read, beat_write = os.pipe()
         watch_read, watch_write = os.pipe()
-        environ = os.environ | {
+        told = {
             "PERDURE_INCARNATION": str(incarnation),
             "PERDURE_SUPERVISOR_FD": str(beat_write),
             "PERDURE_WATCHDOG_FD": str(watch_read),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", f"services.{service}"],
-            env=environ,
-            pass_fds=(beat_write, watch_read),
-            start_new_session=True,
-        )
+        self.process = Process(service, entry, told, [*ours, beat_read, watch_write])
         os.close(beat_write)
         os.close(watch_read)
         self.beat_fd, self.watch_fd = beat_read, watch_write
@@ -150,55 +149,62 @@ class Supervisor:
         self.lock = Lock(places.run / f"{service}.supervisor", f"the supervisor of {service}")
         self.policy = RestartPolicy(config.supervise.max_failures)
         self.child: Child | None = None
+        self._entry = entry_of(service)
+        self._ancestors = ancestors(os.getppid(), os.environ.get(STACK_PID, ""))
         self._stopping = trio.Event()
-        self._holding = False
+        self._holding = self._renewing = False
         self._end_of_hold = trio.Event()
 
-    async def run(self) -> int:
-        """The exit code: 0 after a planned stop."""
+    def run(self) -> int:
+        """The exit code: 0 after a planned stop. Signals are held (`hold_signals`) before and after."""
+        code = None
+        while code is None:
+            incarnation = next_incarnation(self.places.incarnations, self.service)
+            self.child = Child(self.service, self._entry, incarnation, [self.lock.fd])
+            code = trio.run(self._life, self.child)
+        return code
+
+    async def _life(self, child: Child) -> int | None:
+        """One incarnation and the pause behind it; the exit code when it was the last."""
         async with trio.open_nursery() as nursery:
-            for pid in ancestors(os.getppid(), os.environ.get(STACK_PID, "")):
+            for pid in self._ancestors:
                 nursery.start_soon(self._watch_ancestor, pid)
             starter = os.environ.get(STARTER_PID, "")
             if starter.isdecimal():
                 nursery.start_soon(self._watch_starter, int(starter))
-            ready_for_signals = trio.Event()
-            nursery.start_soon(self._signals, ready_for_signals)
-            await ready_for_signals.wait()
-            code = await self._keep_alive()
+            nursery.start_soon(self._signals)
+            code = await self._after(child)
             nursery.cancel_scope.cancel()
         return code
 
-    async def _keep_alive(self) -> int:
-        while not self._stopping.is_set():
-            if self._holding:
-                await self._hold()
-                continue
-            child = self.child = Child(self.service, next_incarnation(self.places.incarnations, self.service))
-            self.log.info("started", incarnation=child.incarnation, pid=child.process.pid)
-            await self._until_exit(child)
-            code = child.close()
-            self.child = None
-            self.log.info("exited", incarnation=child.incarnation, code=code, planned=child.planned_stop)
-            if self._stopping.is_set():
-                self._remove_socket()
-                break
-            verdict = self.policy.after_exit(code, was_ready=child.ready, planned=child.planned_stop)
-            if not verdict.again:
-                self.log.error("given_up", reason=verdict.reason, hint="the whole stack stops now")
-                return verdict.exit_code
-            with trio.move_on_after(0.0 if self._holding else verdict.pause_s):
-                await self._stopping.wait()
-        return 0
-
-    async def _hold(self) -> None:
-        """Waits with no service, then becomes the next supervisor, unless the stack stops."""
-        self.log.info("held")
-        with trio.move_on_after(HOLD_S):
+    async def _after(self, child: Child) -> int | None:
+        self.log.info("started", incarnation=child.incarnation, pid=child.process.pid)
+        await self._until_exit(child)
+        code = child.close()
+        self.child = None
+        self.log.info("exited", incarnation=child.incarnation, code=code, planned=child.planned_stop)
+        if self._stopping.is_set():
+            self._remove_socket()
+            return 0
+        verdict = self.policy.after_exit(code, was_ready=child.ready, planned=child.planned_stop)
+        if not verdict.again:
+            self.log.error("given_up", reason=verdict.reason, hint="the whole stack stops now")
+            return verdict.exit_code
+        if self._holding:
+            self.log.info("held")
+        with trio.move_on_after(HOLD_S if self._holding else verdict.pause_s):
             await self._end_of_hold.wait()
-        if not self._stopping.is_set():
-            self.lock.release()
-            os.execv(sys.executable, [sys.executable, "-m", "ops.supervise", self.service])
+        if self._stopping.is_set():
+            return 0
+        if self._holding or self._renewing:
+            self._renew()
+        return None
+
+    def _renew(self) -> None:
+        """Becomes the supervisor that lies on disk now, which starts what lies there."""
+        hold_signals()
+        self.lock.release()
+        os.execv(sys.executable, [sys.executable, "-m", "ops.supervise", self.service])
 
     def _stop(self) -> None:
         self._stopping.set()
@@ -261,18 +267,25 @@ class Supervisor:
                 os.kill(int(stack), signal.SIGCONT)
         self._stop()
 
-    async def _signals(self, ready: trio.Event) -> None:
-        ours = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-        with trio.open_signal_receiver(*ours) as signals:
-            ready.set()
-            async with trio.open_nursery() as nursery:
-                async for number in signals:
-                    if number == signal.SIGUSR2:
-                        if self._holding:
-                            self._end_of_hold.set()
-                        continue
-                    self._holding = self._holding or number == signal.SIGUSR1
-                    if number not in (signal.SIGHUP, signal.SIGUSR1):
-                        self._stop()
-                    elif self.child is not None and not self.child.planned_stop:
-                        nursery.start_soon(self.child.stop, self.config.grace_s)
+    async def _signals(self) -> None:
+        async with trio.open_nursery() as nursery:
+            with trio.open_signal_receiver(*SIGNALS) as signals:
+                take_signals()
+                try:
+                    async for number in signals:
+                        self._obey(number, nursery)
+                finally:
+                    hold_signals()
+
+    def _obey(self, number: int, nursery: trio.Nursery) -> None:
+        if number == signal.SIGUSR2:
+            if self._holding:
+                self._end_of_hold.set()
+            return
+        if number not in (signal.SIGHUP, signal.SIGUSR1):
+            self._stop()
+            return
+        self._holding = self._holding or number == signal.SIGUSR1
+        self._renewing = True
+        if self.child is not None and not self.child.planned_stop:
+            nursery.start_soon(self.child.stop, self.config.grace_s)

@@ -1,7 +1,13 @@
-"""Starts the detokenizer."""
+"""`python -m services.detokenizer`."""
 
 from services.detokenizer.actor import Detokenizer
 from shared.actor import run
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Its life."""
     run(Detokenizer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,13 @@
-"""Starts the scheduler."""
+"""`python -m services.scheduler`."""
 
 from services.scheduler.actor import Scheduler
 from shared.actor import run
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Its life."""
     run(Scheduler)
+
+
+if __name__ == "__main__":
+    main()

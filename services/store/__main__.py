@@ -3,5 +3,11 @@
 from services.store.actor import Store
 from shared.actor import run
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Its life."""
     run(Store)
+
+
+if __name__ == "__main__":
+    main()

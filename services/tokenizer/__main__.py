@@ -1,7 +1,13 @@
-"""Starts the tokenizer."""
+"""`python -m services.tokenizer`."""
 
 from services.tokenizer.actor import Tokenizer
 from shared.actor import run
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Its life."""
     run(Tokenizer)
+
+
+if __name__ == "__main__":
+    main()

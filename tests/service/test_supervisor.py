@@ -106,6 +106,22 @@ async def test_sighup_is_a_planned_restart(places: Places) -> None:
         assert (await next_life(places, first.incarnation)).incarnation == 2
 
 
+async def test_a_death_needs_no_new_interpreter_and_a_planned_restart_reads_the_code_anew(
+    places: Places, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(starts)!r}, 'a').write('x')\n")  # once an interpreter
+    async with supervised(places, PYTHONPATH=str(tmp_path)) as process:
+        first = await next_life(places, 0)
+        os.kill(first.pid, signal.SIGKILL)
+        second = await next_life(places, first.incarnation)
+        assert starts.read_text() == "x"
+        process.send_signal(signal.SIGHUP)
+        third = await next_life(places, second.incarnation)
+        assert starts.read_text() == "xx"
+        assert third.incarnation == 3
+
+
 async def test_a_service_is_held_stopped_until_its_supervisor_may_become_the_next(places: Places) -> None:
     async with supervised(places) as process:
         first = await next_life(places, 0)
