@@ -32,6 +32,8 @@ class ModelConfig(Section, frozen=True):
     dir: str = ""
     """Where fetched models lie; empty: PERDURE_HOME/models."""
     backend: str = "auto"
+    activations: str = "fp32"
+    """What products are computed from: fp32, or int8 (on the cpu backend, of 4- and 8-bit weights)."""
     max_context: int = 0
     """0: the model's own."""
     threads: int = 0

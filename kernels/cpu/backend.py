@@ -7,13 +7,17 @@ import structlog
 from kernels.cpu import converted
 from kernels.cpu.library import NoLibrary, declarations, library
 from kernels.cpu.model import CpuModel
-from kernels.cpu.packing import Matrix, pack, packed_as
+from kernels.cpu.packing import INT8_KINDS, Matrix, pack, packed_as
 from kernels.interface import Footprint, Progress, Unfit, Weights
 from kernels.program import MatrixOp, Op, Program, tensors_of
+from shared.config import ConfigError
 from shared.model.tensors import Tensor
 
 VERSION = 1
 """Raised when a change of the kernels changes a bit of KV or logits; the golden digests tell."""
+
+INT8_VERSION = 1
+"""The same for what only products of 8-bit activations change."""
 
 PACKING = "panels-1"
 """Raised when panels lie otherwise, so that packed files are made again."""
@@ -24,6 +28,7 @@ DIM_STEP, MOST_DIM, LEAST_BLOCK = 16, 256, 16
 class Cpu:
     """Implements `kernels.interface.Backend` on `threads` compute threads, the caller's being the first.
 
+    `int8`: products with quantised weights round their activations to 8 bits, which is another numerics, as exact.
     Unfit where no compiled library runs, and for heads or blocks that the kernels don't take (see `choose_backend`).
     """
 
@@ -31,7 +36,7 @@ class Cpu:
     exact = True
     kv_dtype = "fp16"
 
-    def __init__(self, threads: int, *, head_dim: int, block_tokens: int = 0) -> None:
+    def __init__(self, threads: int, *, head_dim: int, block_tokens: int = 0, int8: bool = False) -> None:
         if head_dim % DIM_STEP or head_dim > MOST_DIM:
             raise Unfit(f"heads of {head_dim} are no multiple of {DIM_STEP} up to {MOST_DIM}")
         if 0 < block_tokens < LEAST_BLOCK:
@@ -41,7 +46,8 @@ class Cpu:
         except NoLibrary as error:
             raise Unfit(str(error)) from error
         self.threads = threads
-        self.numerics = f"cpu-{VERSION}"
+        self.int8 = int8
+        self.numerics = f"cpu-{VERSION}/int8-{INT8_VERSION}" if int8 else f"cpu-{VERSION}"
         self._log = structlog.get_logger()
 
     @property
@@ -54,12 +60,16 @@ class Cpu:
         parts = _parts(program)
         weights = sum(part.nbytes for part in parts.values())
         weights += program.rope.nbytes + sum(4 * tensor.shape[0] for op in program.ops for tensor in _vectors(op))
-        step = CpuModel.step_bytes(self._library, program, tokens, context, self.threads)
+        step = CpuModel.step_bytes(self._library, program, tokens, context, self.threads, self.int8)
         return Footprint(weights, step + 4 * rows * program.vocab, exact=True)
 
     def load(self, program: Program, kept: Weights | None, progress: Progress) -> CpuModel:
-        """See `Backend.load`: maps the packed file, or packs and leaves one behind for the next start."""
+        """See `Backend.load`: maps the packed file, or packs and leaves one behind for the next start.
+
+        ConfigError when activations are to be int8 and no product is of weights that take them.
+        """
         parts = _parts(program)
+        self._check_int8(parts)
         data = self._mapped(parts, kept, progress) if kept else None
         if data is None:
             data = {}
@@ -67,7 +77,17 @@ class Cpu:
                 data[name] = pack(part.tensors).data
                 progress(len(data), len(parts))
         matrices = {name: part.matrix(data[name]) for name, part in parts.items()}
-        return CpuModel(self._library, program, [matrices.get(_name(op)) for op in program.ops], self.threads)
+        listed = [matrices.get(_name(op)) for op in program.ops]
+        return CpuModel(self._library, program, listed, self.threads, self.int8)
+
+    def _check_int8(self, parts: "dict[str, _Part]") -> None:
+        if self.int8 and not any(part.kind in INT8_KINDS for part in parts.values()):
+            found = ", ".join(sorted({tensor.kind for part in parts.values() for tensor in part.tensors}))
+            known = ", ".join(sorted(INT8_KINDS))
+            raise ConfigError(
+                f"model.activations is int8, which takes weights in {known}; this file's are {found}: "
+                "take fp32, or a file in one of those"
+            )
 
     def _mapped(
         self, parts: "dict[str, _Part]", kept: Weights, progress: Progress

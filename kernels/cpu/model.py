@@ -30,23 +30,26 @@ from kernels.sampling import Sampler
 
 
 class CpuModel:
-    """Implements `kernels.interface.Model`. `matrices`: for each op, its packed weight or None."""
+    """Implements `kernels.interface.Model`. `matrices`: for each op, its packed weight or None. `int8`: see `Cpu`."""
 
-    def __init__(self, library: Any, program: Program, matrices: Sequence[Matrix | None], threads: int) -> None:
+    def __init__(
+        self, library: Any, program: Program, matrices: Sequence[Matrix | None], threads: int, int8: bool
+    ) -> None:
         self._library = library
         self._program = program
         self._matrices = matrices
         self._crew = Crew(library, threads)
         self.sample: Sampler = CpuSampler(library, self._crew, program.vocab)
         self._threads = threads
+        self._int8 = int8
         self._compiled: dict[tuple[int, str, int], _Compiled] = {}
         self._work = aligned(0)
         self._logits = np.empty(0, np.float32)
 
     @staticmethod
-    def step_bytes(library: Any, program: Program, tokens: int, context: int, threads: int) -> int:
+    def step_bytes(library: Any, program: Program, tokens: int, context: int, threads: int, int8: bool) -> int:
         """Bytes of work buffers of the largest step; asks no weight."""
-        compiled = _Compiled(library, program, None, range(len(program.ops)), "fp16", 16)
+        compiled = _Compiled(library, program, None, range(len(program.ops)), "fp16", 16, int8)
         return int(library.pd_step_bytes(compiled.c, tokens, context, threads))
 
     def step(self, batch: Batch, kv: PagedKV, *, layers: int | None = None) -> Forward:
@@ -97,7 +100,7 @@ class CpuModel:
         key = (layers or 0, kv.layout.dtype, kv.layout.block_tokens)
         if key not in self._compiled:
             indices = self._program.shortened(layers)
-            self._compiled[key] = _Compiled(self._library, self._program, self._matrices, indices, *key[1:])
+            self._compiled[key] = _Compiled(self._library, self._program, self._matrices, indices, *key[1:], self._int8)
         return self._compiled[key]
 
 
@@ -112,6 +115,7 @@ class _Compiled:
         indices: Sequence[int],
         dtype: str,
         block_tokens: int,
+        int8: bool,
     ) -> None:
         ffi = declarations()
         self._library, self._program, self._indices = library, program, indices
@@ -146,6 +150,7 @@ class _Compiled:
                 "rope_dims": program.rope.dims,
                 "kv_dtype": {"fp32": library.PD_KV_F32, "fp16": library.PD_KV_F16, "bf16": library.PD_KV_BF16}[dtype],
                 "block_tokens": block_tokens,
+                "int8_activations": int8,
             },
         )
         if matrices is not None:

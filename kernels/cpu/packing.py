@@ -25,6 +25,9 @@ Bytes = npt.NDArray[np.uint8]
 FORMATS = {"F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}
 """The file's kind -> the kernels' format (PD_F32 and so on)."""
 
+INT8_KINDS = frozenset({"Q8_0", "Q4_0", "Q4_1"})
+"""Those that products of 8-bit activations take, see csrc/products_i8.c."""
+
 _GROUP_BYTES = {"F32": 4096, "F16": 2048, "BF16": 2048, "Q8_0": 1088, "Q4_0": 576, "Q4_1": 640}
 _FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
 _PIECE = 1 << 22

@@ -1,5 +1,8 @@
 """`python -m ops.bench.products`: the CPU kernels' matrix products against torch's fp32 ones, in one run.
 
+`int8 ms` are the same products from activations rounded to 8 bits, the rounding included; the ratio behind it is to
+ours in fp32.
+
 The products of one step of SmolLM2-135M, 30 layers in their order (Q4_1) and, for as many rows as a decode step has,
 the head (Q8_0), with weights of random values. Every matrix is another one, so that few rows read memory as they do in
 a model. Ours runs on plain threads that don't wait for each other between products: kernels alone, without a step's
@@ -63,6 +66,32 @@ class Ours:
 
         return lambda: [None for _ in self.pool.map(part, range(self.threads))].clear()
 
+    def step_i8(self, rows: int) -> Callable[[], None]:
+        """The same from activations of 8 bits; every thread rounds all rows for itself, as it does for few."""
+        matrices, lib, at = self.matrices(rows), self.library, library.pointer
+        width = max(matrix.width for matrix in matrices)
+        x = np.random.default_rng(1).standard_normal((rows, width)).astype(np.float32)
+        y = np.empty((rows, max(matrix.out for matrix in matrices)), np.float32)
+        null = at(None, "float *")
+        scratch = [library.aligned(4 * lib.pd_product_i8_scratch(width)) for _ in range(self.threads)]
+        q, scales = (
+            np.empty((self.threads, rows * width), np.int8),
+            np.empty((self.threads, 2, rows * width // 32), "f4"),
+        )
+
+        def part(number: int) -> None:
+            room = at(scratch[number], "float *")
+            memory = {"q": at(q[number], "int8_t *"), "d": at(scales[number, 0], "float *")}
+            memory["sum"] = at(scales[number, 1], "float *")
+            for matrix in matrices:
+                rounded = library.declarations().new("pd_rows_i8 *", memory | {"in": matrix.width})
+                lib.pd_quantise_rows(at(x, "float *"), width, rows, rounded, 0, 1)
+                lib.pd_product_i8(
+                    matrix.c, rounded, rows, at(y, "float *"), y.shape[1], null, null, 0, room, number, self.threads
+                )
+
+        return lambda: [None for _ in self.pool.map(part, range(self.threads))].clear()
+
 
 def random_tensor(kind: str, out: int, width: int) -> Tensor:
     """Any bits will do as weights, so long as the scales are sound."""
@@ -111,23 +140,25 @@ def main() -> None:
     arguments = parser.parse_args()
     clock = time.process_time if arguments.cpu else time.perf_counter
     isa = arguments.isa or library.chosen()
+    takes_int8 = arguments.kind in packing.INT8_KINDS
     ours, theirs = Ours(arguments.kind, arguments.threads, isa), Theirs(arguments.threads)
     table = Table(
         title=f"{arguments.kind} layers, Q8_0 head up to {HEAD_ROWS} rows; {isa}, {arguments.threads} threads"
     )
-    for column in ("rows", "ours ms", "GB/s", "GF/s", "torch fp32 ms", "GF/s", "ratio"):
+    for column in ("rows", "ours ms", "GB/s", "GF/s", "int8 ms", "ratio", "torch fp32 ms", "GF/s", "ratio"):
         table.add_column(column, justify="right")
     for rows in map(int, arguments.rows.split(",")):
-        mine, peer = interleaved([ours.step(rows), theirs.step(rows)], arguments.repeats, clock)
+        runs = [ours.step(rows), theirs.step(rows)]
+        if takes_int8:
+            runs.append(ours.step_i8(rows))
+        mine, peer, *rounded = interleaved(runs, arguments.repeats, clock)
         matrices = ours.matrices(rows)
         bytes_read = sum(matrix.data.nbytes for matrix in matrices)
         work = 2e-9 * rows * sum(matrix.out * matrix.width for matrix in matrices)
-        figures = (1e3 * mine, 1e-9 * bytes_read / mine, work / mine, 1e3 * peer, work / peer, peer / mine)
-        table.add_row(
-            str(rows),
-            *(f"{figure:.1f}" if figure < 1000 else f"{figure:.0f}" for figure in figures[:-1]),
-            f"{figures[-1]:.2f}",
-        )
+        figures = [1e3 * mine, 1e-9 * bytes_read / mine, work / mine]
+        int8 = [f"{1e3 * rounded[0]:.1f}", f"{mine / rounded[0]:.2f}"] if rounded else ["", ""]
+        theirs_ = [f"{1e3 * peer:.1f}", f"{work / peer:.1f}", f"{peer / mine:.2f}"]
+        table.add_row(str(rows), *(f"{figure:.1f}" for figure in figures), *int8, *theirs_)
     Console().print(table)
 
 

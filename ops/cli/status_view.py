@@ -59,7 +59,8 @@ def model(data: Mapping[str, Mapping[str, Any]]) -> str:
         return str(worker.get("loading", ""))
     parts = [
         f"{worker['model']} ({worker['architecture']})",
-        f"backend {worker['backend']}, numerics {worker['numerics']}",
+        f"backend {worker['backend']}, numerics {worker['numerics']}, "
+        + ("exact" if worker["exact"] else "to a tolerance"),
         f"KV {worker['kv_dtype']}",
     ]
     if scheduler.get("block_bytes"):

@@ -239,10 +239,10 @@ class Worker(Actor):
     def snapshot(self) -> dict[str, Any]:
         """While the model loads: `note`, `loading` (what is being done), `loaded` (its share, 0 to 1).
 
-        Then also `model`, `architecture`, `backend`, `numerics`, `max_context`, `block_tokens`, `kv_dtype`, `limits`;
-        `epoch` (null between schedulers), `plans` (queued or running), `hung_after_s` (of a step of one token, of
-        one copy in each direction), `pool` (blocks, block_bytes, prefaulted bytes, and what LargeMemory.facts says),
-        `steps` and `transfers` (totals since start, see StepStatistics and TransferStatistics).
+        Then also `model`, `architecture`, `backend`, `numerics`, `exact`, `max_context`, `block_tokens`, `kv_dtype`,
+        `limits`; `epoch` (null between schedulers), `plans` (queued or running), `hung_after_s` (of a step of one
+        token, of one copy in each direction), `pool` (blocks, block_bytes, prefaulted bytes, and what LargeMemory.facts
+        says), `steps` and `transfers` (totals since start, see StepStatistics and TransferStatistics).
         """
         what, share = self._loading
         if self._runner is None or not self.ready:
@@ -256,6 +256,7 @@ class Worker(Actor):
             "architecture": ready.architecture,
             "backend": ready.backend,
             "numerics": ready.numerics,
+            "exact": self._runner.exact,
             "max_context": ready.max_context,
             "block_tokens": ready.kv.block_tokens,
             "kv_dtype": ready.kv.kv_dtype,

@@ -45,7 +45,11 @@ class ModelRunner:
         program = decoder(spec, source.tensors(), context)
         threads = config.model.threads or usable_cores()
         choice = choose_backend(
-            config.model.backend, threads, head_dim=spec.head_dim, block_tokens=config.kv.block_tokens
+            config.model.backend,
+            threads,
+            head_dim=spec.head_dim,
+            block_tokens=config.kv.block_tokens,
+            activations=config.model.activations,
         )
         if choice.warning:
             self._log.warning("backend", reason=choice.warning)
@@ -65,6 +69,7 @@ class ModelRunner:
         if size.warning:
             self._log.warning("pool_clamped", reason=size.warning)
         self._view: tuple[PageStore, PagedKV] | None = None
+        self._exact = backend.exact
         self._ready = WorkerReady(
             model=spec.name,
             architecture=spec.architecture,
@@ -109,6 +114,11 @@ class ModelRunner:
     def largest_step_s(self) -> float:
         """By the layers of it that ran when the pool was sized."""
         return self._largest_step_s
+
+    @property
+    def exact(self) -> bool:
+        """The backend's."""
+        return self._exact
 
     def _paged(self, pool: PageStore) -> PagedKV:
         if self._view is None or self._view[0] is not pool:

@@ -57,6 +57,10 @@ class Runner(Protocol):
     def largest_step_s(self) -> float:
         """Seconds that a step of the most tokens may take, as estimated at load; 0 when it is no time at all."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether results are equal bit for bit whatever the batch, the chunks and the cache; else to a tolerance."""
+
     def step(self, rows: Sequence[Row], pool: PageStore) -> StepOutput:
         """Feeds all rows in one pass, writes their KV into `pool`; blocking, always in the same thread.
 

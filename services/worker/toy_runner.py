@@ -77,6 +77,11 @@ class ToyRunner:
         """Microseconds a token."""
         return 0.0
 
+    @property
+    def exact(self) -> bool:
+        """Integers are."""
+        return True
+
     def step(self, rows: Sequence[Row], pool: PageStore) -> StepOutput:
         """Writes the KV of all rows' tokens, then draws for the rows that sample. BadRow before anything is written."""
         spans = [checked(row, self._ready) for row in rows]

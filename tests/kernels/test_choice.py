@@ -22,6 +22,21 @@ def test_an_unknown_backend_is_refused_by_name() -> None:
         choose_backend("cuda", 1, head_dim=64)
 
 
+def test_activations_of_8_bits_are_another_numerics_and_as_exact() -> None:
+    plain, rounding = (choose_backend("auto", 1, head_dim=64, activations=one).backend for one in ("fp32", "int8"))
+    assert rounding.exact
+    assert rounding.numerics.startswith(f"{plain.numerics}/int8-")
+
+
+def test_activations_that_cannot_be_had_are_refused_and_never_replaced() -> None:
+    with pytest.raises(ConfigError, match=r"model\.activations 'int4' is unknown; known are fp32, int8"):
+        choose_backend("auto", 1, head_dim=64, activations="int4")
+    with pytest.raises(ConfigError, match="int8, which the reference backend does not compute: take cpu"):
+        choose_backend("reference", 1, head_dim=64, activations="int8")
+    with pytest.raises(ConfigError, match="activations is int8, for the cpu backend, but heads of 24 are no multiple"):
+        choose_backend("auto", 1, head_dim=24, activations="int8")
+
+
 @pytest.mark.parametrize(
     ("head_dim", "block_tokens", "said"),
     [

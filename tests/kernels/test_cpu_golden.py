@@ -1,4 +1,5 @@
-"""Digests of a tiny model's logits and KV: who changes a bit has to raise `kernels.cpu.backend.VERSION`.
+"""Digests of a tiny model's logits and KV: who changes a bit has to raise VERSION or INT8_VERSION of
+`kernels.cpu.backend`.
 
 Weights come from an integer formula and cos, sin from exact fractions, so nothing but the kernels' arithmetic is in
 the digests. They are the same on every instruction set.
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from kernels.batch import make_batch
-from kernels.cpu.backend import VERSION, Cpu
+from kernels.cpu.backend import INT8_VERSION, VERSION, Cpu
 from kernels.cpu.library import ISA_VARIABLE, supported
 from kernels.paged import PagedKV
 from kernels.program import Builder, Embed, HeadNorm, Logits, Program, RmsNorm
@@ -37,6 +38,14 @@ DIGESTS = {
     "Q4_0": {"fp16": "d2951b1e54279bb6", "bf16": "4a9257567e2b915d", "fp32": "4b9bd60479c16907"},
     "Q4_1": {"fp16": "9069579487bb7ac3", "bf16": "082739f767e28da4", "fp32": "a1e73dcd27fa9174"},
 }
+
+
+INT8_DIGESTS = {
+    "Q8_0": {"fp16": "f6bd87b7db17adbc", "bf16": "6d47c0359bdb00d8", "fp32": "ac47c4e502d764b2"},
+    "Q4_0": {"fp16": "76e4125b39b7a8a2", "bf16": "4daccabd7de377a9", "fp32": "24239e29db21828d"},
+    "Q4_1": {"fp16": "ffb6718de219ab58", "bf16": "e1440112bfe2c831", "fp32": "0b9d2754351b6789"},
+}
+"""With activations of 8 bits."""
 
 
 def stream(count: int, seed: int) -> np.ndarray:
@@ -95,9 +104,9 @@ def program(kind: str) -> Program:
     return builder.program()
 
 
-def digest(kind: str, dtype: str, chunk: int, threads: int) -> str:
+def digest(kind: str, dtype: str, chunk: int, threads: int, *, int8: bool = False) -> str:
     """Of the logits behind every chunk's end that all chunkings share, and of all KV."""
-    model = Cpu(threads, head_dim=32).load(program(kind), None, lambda done, total: None)
+    model = Cpu(threads, head_dim=32, int8=int8).load(program(kind), None, lambda done, total: None)
     layout = KVLayout(SPEC.layers, SPEC.kv_heads, 32, 32, dtype, 16)
     blocks = -(-LENGTH // 16)
     kv = PagedKV(bytearray(layout.block_bytes * blocks), layout)
@@ -111,6 +120,7 @@ def digest(kind: str, dtype: str, chunk: int, threads: int) -> str:
     return whole.hexdigest()[:16]
 
 
+DTYPES = ("fp16", "bf16", "fp32")
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 
 
@@ -118,10 +128,27 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 @pytest.mark.parametrize("kind", KINDS)
 def test_not_a_bit_has_changed_without_a_new_version(kind: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    found = {dtype: digest(kind, dtype, 256, 2) for dtype in ("fp16", "bf16", "fp32")}
+    found = {dtype: digest(kind, dtype, 256, 2) for dtype in DTYPES}
     assert (VERSION, found) == (1, DIGESTS[kind])
 
 
-@pytest.mark.parametrize(("chunk", "threads"), [(LENGTH, 1), (37, 1), (64, 2), (1, 2)])
+@pytest.mark.parametrize("isa", supported())
+@pytest.mark.parametrize("kind", sorted(INT8_DIGESTS))
+def test_nor_with_activations_of_8_bits(kind: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    found = {dtype: digest(kind, dtype, 256, 2, int8=True) for dtype in DTYPES}
+    assert (VERSION, INT8_VERSION, found) == (1, 1, INT8_DIGESTS[kind])
+
+
+CUTS = [(LENGTH, 1), (37, 1), (64, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(("chunk", "threads"), CUTS)
 def test_chunks_and_threads_do_not_change_a_bit(chunk: int, threads: int) -> None:
     assert digest("Q4_1", "fp16", chunk, threads) == DIGESTS["Q4_1"]["fp16"]
+
+
+@pytest.mark.parametrize(("chunk", "threads"), CUTS)
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_nor_do_they_with_activations_of_8_bits(kind: str, chunk: int, threads: int) -> None:
+    assert digest(kind, "fp16", chunk, threads, int8=True) == INT8_DIGESTS[kind]["fp16"]

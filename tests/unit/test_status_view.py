@@ -2,9 +2,10 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
-from ops.cli.status_view import show, size, troubles
+from ops.cli.status_view import model, show, size, troubles
 from shared.messages.hello import Snapshot
 
 
@@ -50,6 +51,15 @@ def test_each_trouble_is_told() -> None:
         "bad_message 1,200",
     ):
         assert words in said
+
+
+@pytest.mark.parametrize(
+    ("exact", "said"), [(True, "numerics cpu-1/int8-1, exact;"), (False, "numerics cpu-1/int8-1, to a tolerance;")]
+)
+def test_the_model_is_shown_with_what_its_arithmetic_promises(exact: bool, said: str) -> None:
+    facts = {"model": "m", "architecture": "llama", "backend": "cpu", "numerics": "cpu-1/int8-1", "exact": exact}
+    worker = facts | {"kv_dtype": "fp16", "max_context": 8192}
+    assert said in model({"worker": worker, "scheduler": {}})
 
 
 def test_a_stack_that_is_starting_or_away_is_shown_with_what_there_is() -> None:
