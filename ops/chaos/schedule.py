@@ -119,8 +119,8 @@ def schedule(seed: int, kills: int, weathers: Sequence[str] = WEATHERS) -> list[
 
     for done, (targets, way) in enumerate(islice(_targets(rng), kills), 1):
         moment: Moment = "traffic" if way == "crash_loop" else next(moments)
-        if way == "kill" and set(targets) <= set(SERVICES) and moment != "recovering" and rng.random() < HANG_SHARE:
-            way = "hang"  # one that has not told its supervisor anything yet is given START_S
+        if way == "kill" and set(targets) <= set(SERVICES) and rng.random() < HANG_SHARE:
+            way = "hang"
         add(targets, way, moment)
         if done % PAUSE_EVERY == 0:
             add(next(pauses), "pause", "traffic")

@@ -44,8 +44,6 @@ YIELD_AGAIN_S = 0.15
 """Between two tries to lower a session: the kernel takes one such change in a tenth of a second."""
 HOLD_S = 60.0
 """How long a service is held stopped when whoever asked for it does not come back."""
-START_S = 120.0
-"""How long a service may take from exec to its first heartbeat (a cold import of torch on a slow disk)."""
 
 
 def session_nice(service: str, config: Config) -> int:
@@ -88,7 +86,6 @@ class Child:
         self.planned_stop = False
         self.heard = time.monotonic()
         self.used_s = 0.0
-        self.beats = 0
         beat_read, beat_write = os.pipe()
         watch_read, watch_write = os.pipe()
         told = {
@@ -114,7 +111,6 @@ class Child:
                 return
             self.heard = time.monotonic()
             self.used_s = sign_of(self.process.pid)[1]
-            self.beats += len(news)
             if b"r" in news:
                 self.ready = True
                 self.was_ready.set()
@@ -240,7 +236,7 @@ class Supervisor:
 
     async def _kill_if_hung(self, child: Child) -> None:
         while True:
-            limit = self.config.hang_s if child.beats else START_S
+            limit = self.config.hang_s
             state, used_s = sign_of(child.process.pid)
             if hangs(time.monotonic() - child.heard, limit, state=state, used_s=used_s - child.used_s):
                 self.log.error("hung", incarnation=child.incarnation, silent_s=limit, state=state)

@@ -14,7 +14,7 @@ from services.store.arena.arena import ArenaCut
 from services.store.arena_watch import ArenaWatch
 from services.store.catalog.catalog import Catalog, Grant, Owner
 from services.store.catalog.entries import ON_DISK
-from services.store.catalog.leases import StagedRun
+from services.store.catalog.leases import Lease, StagedRun
 from services.store.catalog.order import NONE
 from services.store.commits import FIRST, CommitLog
 from services.store.disk.errors import DiskTierError
@@ -32,6 +32,7 @@ from services.store.requests import (
 from services.store.self_check import SelfCheck
 from services.store.snapshot import snapshot
 from services.store.stager import Stager
+from services.store.suspects import wrong_blocks
 from shared.actor import Actor, Peer, Reject, on
 from shared.messages import Head
 from shared.messages.admin import CheckIntegrity, Integrity
@@ -284,13 +285,30 @@ class Store(Actor):
         lease = catalog.leases.open.get(message.lease)
         if lease is None or lease.owner[0] != peer.engine:
             return
+        if bad and not self.watch.unreachable():  # else they are whole; it is the file that can't be found
+            self.nursery.start_soon(self._judge, peer, lease, bad)
+        else:
+            self._released(peer, lease)
+
+    async def _judge(self, peer: Peer, lease: Lease, named: tuple[int, ...]) -> None:
+        assert self.opened.catalog is not None
+        assert self.opened.arena is not None
+        catalog = self.opened.catalog
+        wrong = await wrong_blocks(self.opened.arena, catalog.blocks, lease, named)
+        if catalog.leases.open.get(lease.number) is not lease:
+            return  # whoever had it is gone, and has given it back so
+        if wrong:
+            self.log.warning("blocks_quarantined", engine=peer.engine, blocks=len(wrong))
+        if len(wrong) < len(named):
+            self.log.warning("blocks_found_right", engine=peer.engine, blocks=len(named) - len(wrong))
+        self._released(peer, lease, wrong)
+
+    def _released(self, peer: Peer, lease: Lease, bad: tuple[int, ...] = ()) -> None:
+        catalog = self.opened.catalog
+        assert catalog is not None
         entries = catalog.blocks.entries
         on_disk = [entry for entry in lease.entries if entries.flags[entry] & ON_DISK]
-        if bad and self.watch.unreachable():
-            bad = ()  # they are whole; it is the file that can't be found
-        if bad:
-            self.log.warning("blocks_quarantined", engine=peer.engine, blocks=len(bad))
-        catalog.leases.release(message.lease, _owner(peer), bad)
+        catalog.leases.release(lease.number, _owner(peer), bad)
         if self.lane.disk is not None:
             touched = {entries.identity(entry): entries.tick[entry] for entry in on_disk if entries.flags[entry]}
             self.lane.disk.touch(touched)

@@ -143,8 +143,11 @@ class Engine:
         found: Found = await self.ask(Lookup(identities=b"".join(identities)), Found)
         return found
 
-    async def load(self, identities: list[bytes], bad: tuple[int, ...] = ()) -> tuple[int, int]:
-        """Loads the leading run and checks every byte: (blocks that were on host, that came from disk)."""
+    async def load(self, identities: list[bytes], bad: tuple[int, ...] = (), *, bent: bool = False) -> tuple[int, int]:
+        """Loads the leading run and checks every byte: (blocks that were on host, that came from disk).
+
+        Afterwards it calls the `bad` ones bad; `bent`: with reason.
+        """
         found = await self.look_up(identities)
         places = dict(enumerate(zip(unpack_u64(found.offsets), unpack_u64(found.checksums), strict=True)))
         waiting = {i for i, tier in enumerate(found.tiers) if tier == TIER_DISK}
@@ -164,8 +167,12 @@ class Engine:
             data = self.memory[offset : offset + self.size]
             assert data == payload(identities[i], self.size), f"block {i} holds other bytes"
             assert xxhash.xxh3_64_intdigest(data) == checksum
+        for i in bad if bent else ():
+            self.memory[places[i][0]] ^= 1
         if found.lease:
             self.peer.send(Release(lease=found.lease, bad=pack_u32(bad)))
+        if bad:
+            await self.until(lambda facts: facts["leases"] == 0)  # it looks for itself first
         assert all(tier in (TIER_HOST, TIER_DISK) for tier in found.tiers)
         loaded = from_disk & set(range(end))
         return end - len(loaded), len(loaded)
