@@ -118,7 +118,7 @@ class Actor(Node):
                     link.start(nursery)
                 self.log.info("ready", seconds=round(time.monotonic() - self.started, 3))
                 if supervisor_fd >= 0:
-                    os.write(supervisor_fd, b"r")
+                    _tell_supervisor(supervisor_fd, b"r")
                 if on_ready is not None:
                     on_ready.set()
                 await self.stopping.wait()
@@ -135,12 +135,16 @@ class Actor(Node):
             self.endpoint_lock.release()
 
     async def _heartbeat(self, fd: int) -> None:
-        while True:
-            try:
-                os.write(fd, b"h")
-            except BrokenPipeError:  # the supervisor is gone: the watchdog stops us, and the drain shall have its time
-                return
+        while _tell_supervisor(fd, b"h"):  # noqa: ASYNC110 - a beat, not a wait
             await trio.sleep(HEARTBEAT_S)
+
+
+def _tell_supervisor(fd: int, news: bytes) -> bool:
+    """False when the supervisor is gone: the watchdog stops us then, and the drain shall have its time."""
+    try:
+        return os.write(fd, news) > 0
+    except BrokenPipeError:
+        return False
 
 
 def _link_facts(peer: Peer | None, refused: str, down_since: float) -> dict[str, Any]:

@@ -391,3 +391,16 @@ async def test_who_does_not_hold_a_services_lock_is_not_that_service_while_someb
         true = Hello(role="worker", engine="e0", incarnation=8, pid=os.getpid())
         assert isinstance(await hello_of(places, true, b"worker/e0/8"), Welcome)
     lock.release()
+
+
+async def test_an_actor_whose_supervisor_dies_before_it_is_ready_still_ends_as_planned(places: Places) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    places.make()
+    actor, ready = Echo(places, Config(), incarnation=1), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: actor.serve(on_ready=ready, supervisor_fd=write))
+        with trio.fail_after(30):
+            await ready.wait()
+        actor.request_stop()  # what its watchdog brings about
+    os.close(write)
