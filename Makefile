@@ -53,9 +53,11 @@ serve: setup
 bench: setup
 	$(PY) -m ops.bench
 
-# Every circumstance that must not change a bit: docs/exactness.md
+# Every circumstance that must not change a bit; ACTIVATIONS=int8 for the other numerics: docs/exactness.md
+ACTIVATIONS ?= fp32
+
 exact: setup
-	$(PY) -m ops.exact
+	$(PY) -m ops.exact --activations $(ACTIVATIONS)
 
 # KILLS and SEED, MINUTES to end earlier, MODEL=toy|tiny|smollm2, WEATHER=one: docs/chaos.md
 KILLS ?= 100

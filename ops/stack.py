@@ -4,12 +4,14 @@ The stack is exactly what `perdure serve` starts; nothing here knows how a servi
 stops it and removes home, run dir and arena, also on an error. Should this process be killed, the stack stops, too.
 """
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -154,6 +156,18 @@ class Stack:
         if self.process is not None:
             self.process.wait()
             self.process = None
+        self._wait_unlocked()
+
+    def _wait_unlocked(self) -> None:
+        """Until the home can be taken again: honcho's helpers hold its lock a moment longer than honcho."""
+        deadline = time.monotonic() + STOP_S
+        while self.places.lock.exists() and time.monotonic() < deadline:
+            try:
+                with self.places.lock.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(0.01)  # a poll: their ends are nowhere to be heard of
 
     def log_tail(self, lines: int = 40) -> str:
         """The last lines that the stack wrote."""

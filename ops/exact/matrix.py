@@ -61,20 +61,22 @@ class Matrix:
         threads: Sequence[int],
         isas: Sequence[str],
         say: Callable[[str], None],
+        activations: str = "fp32",
     ) -> None:
-        self._source, self._prompts, self._say = source, prompts, say
+        self._source, self._prompts, self._say, self._activations = source, prompts, say, activations
         self._threads, self._isas = threads, isas or supported() or ("",)
         self._first: list[tuple[Answer, Cell] | None] = [None] * len(prompts)
         self._found = Outcome()
 
     async def run(self, cross: int) -> Outcome:
         """All prompts in cells that cover every pair, then the first `cross` ones in every cell."""
-        await self._run(covering(self._threads, self._isas), len(self._prompts))
+        await self.answer(covering(self._threads, self._isas), len(self._prompts))
         if cross:
-            await self._run(every(self._threads, self._isas), min(cross, len(self._prompts)))
+            await self.answer(every(self._threads, self._isas), min(cross, len(self._prompts)))
         return self._found
 
-    async def _run(self, cells: Sequence[Cell], count: int) -> None:
+    async def answer(self, cells: Sequence[Cell], count: int) -> Outcome:
+        """The first `count` prompts in these cells; all that was found so far."""
         prompts = self._prompts[:count]
         for machine, mine in by_machine(cells):
             with Stack(self._settings(machine, prompts)) as stack:
@@ -84,10 +86,12 @@ class Matrix:
                     answers = await stage.answers(cell)
                     differing = self._judge(cell, answers)
                     self._say(f"{cell}: {len(answers)} answers, {differing} differ")
+        return self._found
 
     def _settings(self, machine: Machine, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
         spec = open_model(self._source, Path()).spec
-        return settings(machine, self._source, prompts, spec.kv_layout("fp32").token_bytes)
+        plain = settings(machine, self._source, prompts, spec.kv_layout("fp32").token_bytes)
+        return plain | {"PERDURE_MODEL__ACTIVATIONS": self._activations}
 
     def _judge(self, cell: Cell, answers: Sequence[Answer]) -> int:
         self._found.cells += 1
