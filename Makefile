@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.set-up
 KERNELS_STAMP := $(VENV)/.kernels
 
-.PHONY: setup lint format test sanitize demo serve bench chaos fuzz readers clean exact
+.PHONY: setup lint format test sanitize demo serve bench bench-peers profile chaos fuzz readers clean exact
 
 setup: $(KERNELS_STAMP)
 
@@ -50,8 +50,21 @@ demo: setup
 serve: setup
 	$(VENV)/bin/perdure serve
 
+# ONLY="streams start ..." for some sections, ROUNDS as below
 bench: setup
-	$(PY) -m ops.bench
+	$(PY) -m ops.bench --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
+
+# Other engines beside ours, set up under PEERS_DIR: ROUNDS, ONLY="prefill-512 late ...", PEERS="openvino ..."
+ROUNDS ?= 5
+PEERS_DIR ?= build/peers
+
+bench-peers: setup
+	$(PY) -m ops.bench.peers --rounds $(ROUNDS) --directory $(PEERS_DIR) $(if $(ONLY),--only $(ONLY)) \
+	    $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours $(OURS))
+
+# Where a step's time goes
+profile: setup
+	$(PY) -m ops.bench.profile
 
 # Every circumstance that must not change a bit; ACTIVATIONS=int8 for the other numerics: docs/exactness.md
 ACTIVATIONS ?= fp32

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.batch import Batch
 from kernels.cpu.crew import Crew, KernelError
@@ -28,6 +29,21 @@ from kernels.program import (
 )
 from kernels.sampling import Sampler
 
+OP_NAMES = {
+    "PD_EMBED": "embedding",
+    "PD_RMS_NORM": "norms",
+    "PD_HEAD_NORM": "norms of heads",
+    "PD_LINEAR": "products",
+    "PD_ROPE_WRITE_KV": "rotation, KV written",
+    "PD_ATTENTION": "attention",
+    "PD_SWIGLU": "SwiGLU",
+    "PD_SELECT": "sampled tokens kept",
+    "PD_LOGITS": "logits",
+    "PD_SCALE": "scaling",
+    "PD_ADD": "sums",
+}
+"""What people read."""
+
 
 class CpuModel:
     """Implements `kernels.interface.Model`. `matrices`: for each op, its packed weight or None. `int8`: see `Cpu`."""
@@ -45,6 +61,15 @@ class CpuModel:
         self._compiled: dict[tuple[int, str, int], _Compiled] = {}
         self._work = aligned(0)
         self._logits = np.empty(0, np.float32)
+        self._spent: NDArray[np.int64] | None = None
+
+    def watch_ops(self) -> dict[str, NDArray[np.int64]]:
+        """From now on each step adds to these: kind of op -> int64 [1], nanoseconds of the first thread, waits in it.
+
+        What is computed in one pass (a norm with its product, a product with its SwiGLU) counts as the op that ends it.
+        """
+        self._spent = spent = np.zeros(self._library.PD_OP_KINDS, np.int64)
+        return {said: spent[getattr(self._library, name) :][:1] for name, said in OP_NAMES.items()}
 
     @staticmethod
     def step_bytes(library: Any, program: Program, tokens: int, context: int, threads: int, int8: bool) -> int:
@@ -90,6 +115,7 @@ class CpuModel:
                 "logits": pointer(self._logits, "float *"),
                 "work": pointer(self._work, "void *"),
                 "work_bytes": self._work.nbytes,
+                "spent": declarations().NULL if self._spent is None else pointer(self._spent, "int64_t *"),
             },
         )
         compiled.check(self._library.pd_crew_step(self._crew.c, compiled.c, step, compiled.op))

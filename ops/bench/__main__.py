@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ops.bench.catalogue import catalogue
+from ops.bench.commit import commit
 from ops.bench.copies import copies
 from ops.bench.figures import Figures
 from ops.bench.messages import messages
@@ -33,14 +33,6 @@ BARE: dict[str, Callable[[int, Figures], None]] = {
 """Sections that need no running stack and no model."""
 
 SERVED = ("prefill", "batch", "warm", "services", "revival", "overhead")
-
-
-def commit() -> str:
-    """The checkout's short commit, with + when files differ from it."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
 
 
 def main() -> None:

@@ -90,3 +90,18 @@ async def pool_touched(stack: Stack) -> None:
             if pool and pool["prefaulted"] >= pool["blocks"] * pool["block_bytes"]:
                 return
             await trio.sleep(0.2)  # a poll of status
+
+
+async def all_saved(stack: Stack, patience_s: float = 120.0) -> None:
+    """Waits until everything that requests left behind is in the host tier and on disk, and nobody writes any more."""
+    with trio.fail_after(patience_s):
+        while True:
+            found = await stack.snapshots()
+            scheduler, store = found["scheduler"], found["store"]
+            if scheduler is None or store is None:
+                busy = True
+            else:
+                busy = scheduler.data["requests"]["saving"] or store.data["tiers"]["host"]["dirty"]
+            if not busy:
+                return
+            await trio.sleep(0.05)  # a poll of status

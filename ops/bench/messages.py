@@ -22,7 +22,7 @@ from services.scheduler.events import Advanced, Journal
 from services.scheduler.journal import Journal as JournalFile
 from services.scheduler.settings import Settings
 from services.worker.page_store import PageStore
-from services.worker.runner import RowOutput, StepOutput
+from services.worker.runner import RowOutput, Runner, StepOutput
 from services.worker.steps import Steps
 from shared.config import FaultsConfig
 from shared.faults import Faults
@@ -70,19 +70,19 @@ class StepPath:
     `spent`: seconds of each part in the present step; `sent`: bytes by message since the beginning.
     """
 
-    def __init__(self, streams: int, context: int, directory: Path) -> None:
+    def __init__(self, runner: Runner, pool: PageStore, prompts: Sequence[Sequence[int]], directory: Path) -> None:
         self.spent: dict[str, float] = {}
         self.sent: dict[str, int] = {}
-        self._engine = Engine(Settings(step_tokens=1 << 20, prefix_cache=False), bytes(32))
-        self._worker = Steps(OneToken(), PageStore(READY.kv.blocks, READY.kv.block_bytes), Faults(FaultsConfig()))
+        ready = runner.ready
+        settings = Settings(step_tokens=ready.limits.get("step_tokens", 1 << 20), prefix_cache=False)
+        self._engine = Engine(settings, bytes(32))
+        self._worker = Steps(runner, pool, Faults(FaultsConfig()))
         self._journal = JournalFile(directory)
         self._journal.recover()
         self._told: dict[str, int] = {}
-        self._engine.worker_up(0.0, 1, READY.kv, READY.max_context)
-        random = np.random.default_rng(streams)
-        for number in range(streams):
-            ids = pack_u32(random.integers(0, VOCAB, context).tolist())
-            self._engine.submit(0.0, _submit(f"{number:032x}", ids), number)
+        self._engine.worker_up(0.0, 1, ready.kv, ready.max_context)
+        for number, ids in enumerate(prompts):
+            self._engine.submit(0.0, _submit(f"{number:032x}", pack_u32(list(ids))), number)
         self._out = self._after([])
 
     def step(self) -> None:
@@ -133,6 +133,12 @@ class StepPath:
         return done
 
 
+def random_prompts(streams: int, tokens: int, vocab: int = VOCAB) -> list[list[int]]:
+    """Token ids that mean nothing, the same at each call."""
+    random = np.random.default_rng(streams)
+    return [random.integers(0, vocab, tokens).tolist() for _ in range(streams)]
+
+
 def _submit(id: str, ids: bytes) -> Submit:
     sample = SampleSpec()
     return Submit(
@@ -143,7 +149,8 @@ def _submit(id: str, ids: bytes) -> Submit:
 def measure(streams: int, context: int) -> tuple[dict[str, float], dict[str, float]]:
     """(microseconds by part, bytes by message) of one decode step."""
     with tempfile.TemporaryDirectory(prefix="perdure-bench-") as base:
-        path = StepPath(streams, context, Path(base))
+        prompts = random_prompts(streams, context)
+        path = StepPath(OneToken(), PageStore(READY.kv.blocks, READY.kv.block_bytes), prompts, Path(base))
         for _ in range(8):
             path.step()
         path.sent = {}

@@ -6,24 +6,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import trio
 
 from ops.bench.figures import Figures
-from ops.bench.measure import Spread, pool_touched, timed, together
+from ops.bench.measure import Spread, all_saved, pool_touched, timed, together
 from ops.bench.overhead import overhead
 from ops.bench.peer import ROOT, TransformersPeer
+from ops.bench.prompts import Prompts
 from ops.bench.revival import revival
 from ops.client import Client, connected
-from ops.prompts import passage
 from ops.stack import Stack
 from services.worker.recorder import recorded
-from shared.model.spec import open_model
 
-CHARACTERS_A_TOKEN = 6
-"""More than any of our texts has, so that a passage is long enough before it is cut."""
 STREAMS = 8
 
 
@@ -36,16 +32,9 @@ class Suite:
     threads: int
     rounds: int
     book: Figures
-    _seed: int = 1000
 
     def __post_init__(self) -> None:
-        self._tokenizer = open_model(self.source, Path()).tokenizer()
-
-    def fresh(self, tokens: int) -> list[int]:
-        """A prompt that no request had before, of exactly `tokens` tokens."""
-        self._seed += 1
-        text = passage(self._seed, tokens * CHARACTERS_A_TOKEN)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids[:tokens])
+        self.fresh = Prompts(self.source).fresh
 
     def note(self, name: str, ours: Spread, theirs: Spread | None, ratio: float, bar: str) -> None:
         """See `Figures.note`."""
@@ -111,7 +100,7 @@ class Suite:
             async with connected(self.stack.places) as client:
                 cold.append((await timed(client, prefix + self.fresh(64), 1)).ttft_s)
                 warm.append((await timed(client, prefix + self.fresh(64), 1)).ttft_s)
-            await self._all_saved()
+            await all_saved(self.stack)
             self.stack.kill("worker")
             await self.stack.wait_serving()
             async with connected(self.stack.places) as client:
@@ -134,14 +123,6 @@ class Suite:
     async def durability(self) -> None:
         """What journal and write-through cost."""
         await overhead(self.stack.settings, self.fresh, self.note, self.rounds)
-
-    async def _all_saved(self) -> None:
-        with trio.fail_after(60):
-            while True:
-                scheduler = (await self.stack.snapshots())["scheduler"]
-                if scheduler is not None and not scheduler.data["requests"]["saving"]:
-                    return
-                await trio.sleep(0.05)  # a poll of status
 
     async def services(self) -> None:
         """Eight streams through all services against their recorded plans, replayed in one process."""

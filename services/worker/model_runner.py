@@ -60,9 +60,9 @@ class ModelRunner:
         foot = backend.footprint(program, limits.step_tokens, limits.max_running, context)
         size_pool(config, layout, Demand(foot.weights, foot.step), available_memory())  # a hopeless start ends here
         kept = Weights(places.models(config.model.dir) / PACKED, source.digest())
-        self._model = backend.load(program, kept, lambda done, total: progress("loading weights", done / total))
+        self.model = backend.load(program, kept, lambda done, total: progress("loading weights", done / total))
         progress("sizing the pool", 0.0)
-        trial = try_largest_step(self._model, layout, config, context, measure=not foot.exact)
+        trial = try_largest_step(self.model, layout, config, context, measure=not foot.exact)
         self._largest_step_s = trial.seconds / MEASURED_LAYERS * spec.layers
         demand = Demand(foot.weights, foot.step if trial.nbytes is None else trial.nbytes, loaded=True)
         size = size_pool(config, layout, demand, available_memory())
@@ -128,7 +128,7 @@ class ModelRunner:
     def step(self, rows: Sequence[Row], pool: PageStore) -> StepOutput:
         """Feeds all rows, already `checked`, as one ragged batch; see `Runner.step`."""
         batch = make_batch([(row.start, _ids(row.ids), _ids(row.blocks), row.sample is not None) for row in rows])
-        result = self._model.step(batch, self._paged(pool))
+        result = self.model.step(batch, self._paged(pool))
         healthy = _finite_spans(result.health, [span.first for span in batch.spans])
         logits = iter(result.logits)
         outputs: list[RowOutput] = []
@@ -138,7 +138,7 @@ class ModelRunner:
                 outputs.append(RowOutput(logits=mine))
             else:
                 outputs.append(RowOutput(error=self._not_finite(row.key, span.start, span.end)))
-        return StepOutput(tuple(outputs), self._model.sample)
+        return StepOutput(tuple(outputs), self.model.sample)
 
     def _not_finite(self, key: int, start: int, end: int) -> str:
         hint = "; fp16 ends at 65,504, kv.dtype bf16 or fp32 reach further" if self._layout.dtype == "fp16" else ""

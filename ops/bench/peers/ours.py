@@ -1,0 +1,87 @@
+"""Our own engine in the comparison: a whole stack with its defaults, asked through the real client over ZeroMQ."""
+
+import time
+from collections.abc import Sequence
+
+import trio
+
+from ops.bench.measure import all_saved, pool_touched
+from ops.bench.peers.interface import Place, Timeline
+from ops.client import Client, connected
+from ops.stack import Stack
+from shared.messages.front import Sampling
+
+
+class Ours:
+    """Implements `Engine`. Starts the stack and waits until it has nothing left to prepare."""
+
+    def __init__(self, place: Place, settings: dict[str, str]) -> None:
+        named = {"PERDURE_MODEL__SOURCE": str(place.gguf), "PERDURE_MODEL__THREADS": str(place.threads)}
+        self.stack = Stack(named | settings)
+        try:
+            trio.run(self._start)
+        except BaseException:
+            self.stack.remove()
+            raise
+
+    async def _start(self) -> None:
+        await self.stack.start()
+        await pool_touched(self.stack)
+        worker = (await self.stack.snapshots())["worker"]
+        assert worker is not None
+        self.facts = {name: worker.data[name] for name in ("backend", "numerics", "kv_dtype")}
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Timeline]:
+        """See `Engine.generate`."""
+        return trio.run(self._generate, prompts, tokens)
+
+    async def _generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Timeline]:
+        found: dict[int, Timeline] = {}
+        async with connected(self.stack.places) as client:
+            await client.tokenizer.wait_up()
+            await client.detokenizer.wait_up()
+            begun = time.perf_counter()
+            async with trio.open_nursery() as nursery:
+
+                async def one(number: int, ids: Sequence[int]) -> None:
+                    found[number] = await _followed(client, ids, tokens, begun)
+
+                for number, ids in enumerate(prompts):
+                    nursery.start_soon(one, number, ids)
+        return [found[number] for number in range(len(prompts))]
+
+    def answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """See `Engine.answer`."""
+        return trio.run(self._answer, prompt, tokens)
+
+    async def _answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        async with (
+            connected(self.stack.places) as client,
+            client.generate(ids=prompt, sampling=_greedy(tokens)) as stream,
+        ):
+            return list((await stream.result()).ids)
+
+    def pause(self) -> None:
+        """Waits until nothing is being saved, then a stack sleeps; a stopped one its supervisors would find hanging."""
+        trio.run(all_saved, self.stack)
+
+    def resume(self) -> None:
+        """Nothing: it has never been stopped."""
+
+    def stop(self) -> None:
+        """Ends it, and removes its home."""
+        self.stack.remove()
+
+
+def _greedy(tokens: int) -> Sampling:
+    return Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+
+
+async def _followed(client: Client, ids: Sequence[int], tokens: int, begun: float) -> Timeline:
+    arrivals: list[float] = []
+    async with client.generate(ids=ids, sampling=_greedy(tokens)) as stream:
+        async for chunk in stream:
+            arrivals += [time.perf_counter() - begun] * (chunk.end - chunk.start)
+    if len(arrivals) != tokens:
+        raise RuntimeError(f"{len(arrivals)} of {tokens} tokens came")
+    return Timeline(tuple(arrivals), tokens)
