@@ -60,7 +60,7 @@ PEERS_DIR ?= build/peers
 
 bench-peers: setup
 	$(PY) -m ops.bench.peers --rounds $(ROUNDS) --directory $(PEERS_DIR) $(if $(ONLY),--only $(ONLY)) \
-	    $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours $(OURS))
+	    $(if $(PEERS),--peers $(PEERS))
 
 # Where a step's time goes
 profile: setup

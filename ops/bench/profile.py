@@ -107,6 +107,7 @@ class WatchedRunner:
         self.ready: WorkerReady = runner.ready
         self.facts: KVFacts = runner.facts
         self.largest_step_s = runner.largest_step_s
+        self.exact = runner.exact
 
     def step(self, rows: Sequence[Row], pool: PageStore) -> StepOutput:
         """See `Runner.step`."""
@@ -132,9 +133,10 @@ def parts_of(path: StepPath, watch: Watch) -> dict[str, float]:
 class Bench:
     """One loaded model with its pool."""
 
-    def __init__(self, source: str, threads: int) -> None:
+    def __init__(self, source: str, threads: int, activations: str) -> None:
         settle_openmp()
-        config = Config(model=ModelConfig(source=source, threads=threads), kv=KVConfig(pool_bytes=POOL_BYTES))
+        model = ModelConfig(source=source, threads=threads, activations=activations)
+        config = Config(model=model, kv=KVConfig(pool_bytes=POOL_BYTES))
         self.watch = Watch()
         self.runner: Runner = WatchedRunner(ModelRunner(config, Places(default_home())), self.watch)
         self.pool = PageStore(self.runner.facts.blocks, self.runner.facts.block_bytes)
@@ -174,9 +176,9 @@ class Bench:
         return total
 
 
-def profile(source: str, threads: int, steps: int) -> dict[str, dict[str, float]]:
+def profile(source: str, threads: int, steps: int, activations: str = "fp32") -> dict[str, dict[str, float]]:
     """Case -> part -> median seconds."""
-    bench = Bench(source, threads)
+    bench = Bench(source, threads, activations)
     return {case.name: bench.measure(case, steps) for case in CASES}
 
 
@@ -203,12 +205,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--steps", type=int, default=128, help="decode steps of each case")
+    parser.add_argument("--activations", default="fp32", choices=("fp32", "int8"))
     arguments = parser.parse_args()
     with shown() as progress:
         source = pull(ModelConfig().source, default_home() / "models", progress)
-    found = profile(str(source), arguments.threads, arguments.steps)
+    found = profile(str(source), arguments.threads, arguments.steps, arguments.activations)
     facts = {"commit": commit(), "threads": arguments.threads, "steps": arguments.steps, "model": source.name}
-    Console(width=130).print(table_of(found, f"commit {facts['commit']}, {arguments.threads} threads"))
+    facts["activations"] = arguments.activations
+    Console(width=130).print(
+        table_of(found, f"commit {facts['commit']}, {arguments.threads} threads, {arguments.activations}")
+    )
     path = ROOT / "results" / f"profile-{commit().rstrip('+')}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"facts": facts, "seconds": found}, indent=1))

@@ -22,7 +22,7 @@ from rich.table import Table
 from kernels import choose_backend
 from kernels.batch import make_batch
 from kernels.paged import PagedKV
-from ops.bench.suite import CHARACTERS_A_TOKEN
+from ops.bench.prompts import CHARACTERS_A_TOKEN
 from ops.prompts import passage
 from ops.stack import ROOT
 from services.worker.models.decoder import decoder

@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
-from ops.bench.__main__ import commit
+from ops.bench.commit import commit
 from ops.chaos import models
 from ops.chaos.campaign import Campaign
 from ops.chaos.report import facts_of, show, together, write

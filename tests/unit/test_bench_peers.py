@@ -104,7 +104,7 @@ def test_a_bar_whose_peer_is_missing_is_neither_held_nor_missed() -> None:
 
 def test_every_bar_of_ours_has_its_row() -> None:
     bars = [(row.name, str(bar)) for one in MEASUREMENTS for row in one.rows for bar in row.bars]
-    assert len(bars) == len(set(bars)) == 11
+    assert len(bars) == len(set(bars)) == 15
 
 
 class Spoken:
@@ -186,10 +186,10 @@ def test_a_peer_that_fails_in_a_round_is_lost_and_the_others_go_on(place: Place)
         one.best = {"ttft": one.peer.settings(place, 1)[0]}
     lost: dict[str, str] = {}
     ours = Spoken(1.0)
-    values = rounds_of(ONE, ours, sides, 3, lambda n: [1] * n, lost)
+    values = rounds_of(ONE, {"ours": ours}, sides, 3, lambda n: [1] * n, lost)
     assert values == {"ttft": {"ours": [1.0] * 3, "good": [2.0] * 3}}
     assert lost == {"bad": "out of memory"}
-    assert ours.calls == ["generate", "pause"] * 3
+    assert ours.calls == ["resume", "generate", "pause"] * 3
 
 
 def test_an_engine_that_knows_nothing_is_not_timed() -> None:

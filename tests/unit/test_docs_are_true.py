@@ -64,7 +64,9 @@ def test_every_command_of_the_readme_exists() -> None:
         assert any(used.startswith(command) or command.startswith(used) for command in known), used
 
 
-@pytest.mark.parametrize("target", ["setup", "lint", "test", "demo", "serve", "bench", "fuzz"])
+@pytest.mark.parametrize(
+    "target", ["setup", "lint", "test", "demo", "serve", "bench", "bench-peers", "profile", "fuzz"]
+)
 def test_make_targets_exist_and_the_readme_has_the_two_commands(target: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(rf"^{target}:", makefile, re.MULTILINE)

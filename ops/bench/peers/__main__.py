@@ -19,7 +19,7 @@ from ops.bench.peers.interface import Peer, Place, Say
 from ops.bench.peers.llama_cpp import LlamaCpp
 from ops.bench.peers.openvino import OpenVino
 from ops.bench.peers.ours import Ours
-from ops.bench.peers.rows import MEASUREMENTS, Measurement
+from ops.bench.peers.rows import MEASUREMENTS, SIDES, Measurement
 from ops.bench.peers.verdict import Outcome, judged
 from ops.bench.peers.vllm import Vllm
 from ops.bench.prompts import Prompts
@@ -45,7 +45,7 @@ def main() -> None:
         "--set-up", action="store_true", help="set the peers up, ask each its question, measure nothing"
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--ours", nargs="*", default=[], metavar="NAME=VALUE", help="settings of ours, PERDURE_...")
+    parser.add_argument("--ours", nargs="*", default=list(SIDES), choices=list(SIDES), help="which of ours")
     arguments = parser.parse_args()
     console = Console()
 
@@ -71,8 +71,7 @@ def main() -> None:
                 lost[name] = str(error)
                 say(f"[red]{name} is left out:[/] {error}")
         if not arguments.set_up:
-            settings = dict(pair.split("=", 1) for pair in arguments.ours)
-            _compare(wanted, sides, lost, gguf, arguments, settings, prompts, console, say)
+            _compare(wanted, sides, lost, gguf, arguments, prompts, console, say)
     finally:
         for side in sides.values():
             side.stop()
@@ -97,16 +96,18 @@ def _compare(
     lost: dict[str, str],
     gguf: Path,
     arguments: argparse.Namespace,
-    settings: dict[str, str],
     prompts: Prompts,
     console: Console,
     say: Say,
 ) -> None:
-    ours = Ours(Place(Path(), gguf, arguments.threads), settings)
+    ours: dict[str, Ours] = {}
     found: list[tuple[Outcome, dict[str, list[float]]]] = []
     best = {name: side.best for name, side in sides.items()}
     try:
-        ours.generate([prompts.fresh(64)], 8)
+        for name in arguments.ours:
+            ours[name] = Ours(Place(Path(), gguf, arguments.threads), SIDES[name])
+            ours[name].generate([prompts.fresh(64)], 8)
+        numerics = {name: engine.facts for name, engine in ours.items()}
         for one in wanted:
             values = rounds_of(one, ours, sides, arguments.rounds, prompts.fresh, lost)
             for row in one.rows:
@@ -115,7 +116,8 @@ def _compare(
                 said = ", ".join(f"{name} {spread}" for name, spread in outcome.spreads.items())
                 say(f"{row.name}, {row.unit}: {said}; {'; '.join(map(str, outcome.verdicts))}")
     finally:
-        ours.stop()
+        for engine in ours.values():
+            engine.stop()
     facts = {
         "commit": commit(),
         "machine": platform.machine(),
@@ -123,10 +125,10 @@ def _compare(
         "threads": arguments.threads,
         "model": gguf.name,
         "rounds": arguments.rounds,
-        "settings": settings,
-        "told": {"ours": "ZeroMQ"} | {name: PEERS[name].told for name in sides},
-    } | ours.facts
-    console.print(_table(found, [*sides], facts, best))
+        "ours": numerics,
+        "told": dict.fromkeys(ours, "ZeroMQ") | {name: PEERS[name].told for name in sides},
+    }
+    console.print(_table(found, [*ours, *sides], facts, best))
     for name, reason in lost.items():
         console.print(f"{name} was left out: {reason}", highlight=False)
     results = ROOT / "results"
@@ -138,19 +140,20 @@ def _compare(
 
 def _table(
     found: list[tuple[Outcome, dict[str, list[float]]]],
-    peers: list[str],
+    engines: list[str],
     facts: dict[str, object],
     best: dict[str, dict[str, str]],
 ) -> Table:
-    where = f"commit {facts['commit']}, {facts['cores']} cores, {facts['numerics']}"
+    where = f"commit {facts['commit']}, {facts['cores']} cores"
     table = Table(title=f"{where}, median (least-greatest)")
-    for column in ("", "ours", *peers, "best peer", "ours / theirs", "bar", ""):
+    for column in ("", *engines, "best peer", "ours / theirs", "bar", ""):
         table.add_column(column)
     for outcome, _ in found:
-        cells = [f"{outcome.row.name}, {outcome.row.unit}", str(outcome.spreads["ours"])]
-        for name in peers:
+        cells = [f"{outcome.row.name}, {outcome.row.unit}"]
+        for name in engines:
             spread = outcome.spreads.get(name)
-            cells.append(f"{spread}\n[dim]{best[name][outcome.row.name]}[/]" if spread is not None else "")
+            setting = best.get(name, {}).get(outcome.row.name, "")
+            cells.append(f"{spread}\n[dim]{setting}[/]" if spread is not None else "")
         cells.append(outcome.best + (" (equal)" if outcome.equal else ""))
         verdicts = outcome.verdicts
         cells.append("\n".join("-" if one.ratio is None else f"{one.ratio:.2f}" for one in verdicts))

@@ -8,7 +8,7 @@ Whoever is not being measured is stopped (SIGSTOP), so that nobody's idle thread
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -112,15 +112,22 @@ def checked(engine: Engine, tongue: Tongue) -> None:
 
 
 def rounds_of(
-    measurement: Measurement, ours: Engine, sides: dict[str, Side], rounds: int, fresh: Fresh, lost: dict[str, str]
+    measurement: Measurement,
+    ours: Mapping[str, Engine],
+    sides: dict[str, Side],
+    rounds: int,
+    fresh: Fresh,
+    lost: dict[str, str],
 ) -> dict[str, dict[str, list[float]]]:
     """Row -> engine -> its values. A peer that fails goes from `sides` to `lost`, and its values with it."""
-    values: dict[str, dict[str, list[float]]] = {row.name: {"ours": []} for row in measurement.rows}
+    values: dict[str, dict[str, list[float]]] = {row.name: {} for row in measurement.rows}
     for _ in range(rounds):
         prompts = measurement.draw(fresh)
-        for row, value in zip(measurement.rows, measurement.take(ours, prompts), strict=True):
-            values[row.name]["ours"].append(value)
-        ours.pause()
+        for name, engine in ours.items():
+            engine.resume()
+            for row, value in zip(measurement.rows, measurement.take(engine, prompts), strict=True):
+                values[row.name].setdefault(name, []).append(value)
+            engine.pause()
         for name, side in list(sides.items()):
             try:
                 for setting in dict.fromkeys(side.best[row.name] for row in measurement.rows):

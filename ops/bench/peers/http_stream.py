@@ -26,9 +26,10 @@ def free_port() -> int:
 def posted(port: int, path: str, body: Mapping[str, Any]) -> Any:
     """One whole answer, parsed; RuntimeError for anything but 200."""
     stream = _Stream(port, path, body, b"")
-    stream.send()
-    while stream.read(0.0):
-        pass
+    with stream.socket:
+        stream.send()
+        while stream.read(0.0):
+            pass
     head, _, rest = bytes(stream.kept).partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"{path}: {bytes(stream.kept)[:300]!r}")

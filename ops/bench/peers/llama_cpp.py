@@ -6,7 +6,6 @@ without, prefill faster with it), and as many slots as requests at once.
 
 import os
 import shutil
-import sys
 import tarfile
 import time
 from collections.abc import Sequence
@@ -118,6 +117,6 @@ def _fetch(place: Place, source: Path) -> None:
     run([str(place.python), "-m", "pip", "download", "--disable-pip-version-check", *arguments], place)
     with tarfile.open(next(fetched.glob("*.tar.gz"))) as archive:
         unpacked = place.root / "unpacked"
-        archive.extractall(unpacked, **({"filter": "data"} if sys.version_info >= (3, 12) else {}))
+        archive.extractall(unpacked, filter="data")
     os.replace(next(unpacked.iterdir()), source)
     shutil.rmtree(fetched)

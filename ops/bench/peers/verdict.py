@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ops.bench.measure import Spread
-from ops.bench.peers.rows import Row
+from ops.bench.peers.rows import SIDES, Row
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,23 @@ class Outcome:
 
     @property
     def equal(self) -> bool:
-        """Whether ours and the best peer lie within each other's spread, so that nobody is the quicker one."""
-        if not self.best:
+        """Whether ours by default and the best peer lie within each other's spread: nobody is the quicker one."""
+        if not self.best or "ours" not in self.spreads:
             return False
         ours, theirs = self.spreads["ours"], self.spreads[self.best]
         return ours.low <= theirs.high and theirs.low <= ours.high
 
 
 def judged(row: Row, values: Mapping[str, Sequence[float]]) -> Outcome:
-    """`values`: engine -> its runs; `ours` is among them."""
+    """`values`: engine -> its runs; what is of `SIDES` is ours, the others are peers."""
     spreads = {name: Spread.of(runs) for name, runs in values.items() if runs}
-    peers = [name for name in spreads if name != "ours"]
+    peers = [name for name in spreads if name not in SIDES]
     best = (max if row.more else min)(peers, key=lambda name: spreads[name].median, default="")
     verdicts = []
     for bar in row.bars:
         peer = bar.peer or best
-        if peer in spreads:
-            ratio = spreads["ours"].median / spreads[peer].median
+        if bar.side in spreads and peer in spreads:
+            ratio = spreads[bar.side].median / spreads[peer].median
             verdicts.append(Verdict(str(bar), peer, ratio, bar.held(ratio)))
         else:
             verdicts.append(Verdict(str(bar), peer, None, None))
