@@ -24,6 +24,7 @@ from shared.messages.store import (
     Reserve,
     Reserved,
     Staged,
+    Taken,
 )
 from tests.sim_worker import checksum_of, mix
 
@@ -50,10 +51,15 @@ class SimStore:
     slots: dict[int, Slot] = field(default_factory=dict)
     host: dict[bytes, int] = field(default_factory=dict)
     disk: dict[bytes, list[int]] = field(default_factory=dict)
-    leases: dict[int, list[bytes]] = field(default_factory=dict)
+    leases: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """By number: index and name of the blocks that are not taken."""
+    arrived: dict[int, set[int]] = field(default_factory=dict)
+    """By lease: indices of blocks that were staged and are not taken."""
     staging: list[tuple[int, int, bytes]] = field(default_factory=list)
     next_lease: int = 1
     next_slot: int = 1
+    window: int = 1000
+    """Blocks of a lease that may be staged and not taken."""
     reads: int = 0
 
     def open(self, message: OpenEngine) -> EngineOpened:
@@ -97,6 +103,7 @@ class SimStore:
             run.append(name)
         lease = self.next_lease if run else 0
         tiers, offsets, sums, generations = bytearray(), [], [], []
+        first = len(self.staging)
         for index, name in enumerate(run):
             number = self.host.get(name)
             slot = self.slots[number] if number is not None else None
@@ -105,9 +112,9 @@ class SimStore:
             sums.append(slot.checksum if slot else 0)
             generations.append(slot.generation if slot else 0)
             if not slot:
-                self.staging.append((lease, index, name))
+                self.staging.insert(first, (lease, index, name))  # those at the end of a run first
         if lease:
-            self.leases[lease] = run
+            self.leases[lease] = dict(enumerate(run))
             self.next_lease += 1
         return Found(
             lease=lease,
@@ -121,16 +128,25 @@ class SimStore:
 
     def stage(self, *, fail: bool = False) -> Staged | None:
         """Brings the next block of a lease from disk."""
-        while self.staging:
-            lease, index, name = self.staging.pop(0)
-            if lease not in self.leases:
+        self.staging = [waiting for waiting in self.staging if waiting[0] in self.leases]
+        for at, (lease, index, name) in enumerate(self.staging):
+            arrived = self.arrived.setdefault(lease, set())
+            if len(arrived) >= self.window:
                 continue
+            del self.staging[at]
             if fail or (name not in self.disk and name not in self.host):
-                self.staging = [waiting for waiting in self.staging if waiting[0] != lease]
-                empty = pack_u64([])
+                del self.leases[lease][index]
+                none = pack_u64([0])
                 return Staged(
-                    lease=lease, first=index, slots=b"", offsets=empty, generations=empty, checksums=empty, failed=True
+                    lease=lease,
+                    first=index,
+                    slots=pack_u32([0]),
+                    offsets=none,
+                    generations=none,
+                    checksums=none,
+                    failed=True,
                 )
+            arrived.add(index)
             if name not in self.host:
                 self.reads += 1
                 values = self.disk[name]
@@ -203,7 +219,12 @@ class SimStore:
             status.append(COMMIT_DONE)
         return Committed(status=bytes(status))
 
-    def tell(self, message: Abandon | Release) -> None:
+    def tell(self, message: Abandon | Taken | Release) -> None:
+        if isinstance(message, Taken):
+            for index in unpack_u32(message.blocks):
+                self.leases.get(message.lease, {}).pop(index, None)
+                self.arrived.get(message.lease, set()).discard(index)
+            return
         if isinstance(message, Release):
             for index in unpack_u32(message.bad):
                 name = self.leases[message.lease][index]
@@ -218,7 +239,7 @@ class SimStore:
                 del self.slots[number]
 
     def leased(self) -> set[bytes]:
-        return {name for run in self.leases.values() for name in run}
+        return {name for run in self.leases.values() for name in run.values()}
 
     def spill(self) -> None:
         """All that nobody leases goes to disk; host slots are reused (their bytes become garbage)."""

@@ -211,24 +211,31 @@ class Life:
         found = self.catalog.lookup(OWNER, list(identities))
         if found.lease is None:
             return []
-        if found.orders:
-            assert self.disk is not None
-            outcomes = self.stager._read(self.disk, found.orders, _Places(found.orders))
-            for order, outcome in zip(found.orders, outcomes, strict=True):
-                self.catalog.leases.staged(
-                    order, ok=outcome.ok, checksum=outcome.checksum, parent=outcome.parent, lost=outcome.lost
-                )
-        out: list[bytes] = []
+        leases, lease, orders = self.catalog.leases, found.lease, found.orders
+        here = {index: place for index, place in enumerate(found.places) if place.staged}
+        got: dict[int, bytes] = {}
         bad: list[int] = []
-        for index in range(found.lease.told):
-            place = self.catalog.leases._place(found.lease.entries[index])
-            data = bytes(self.arena.payload(place.offset, LENGTH))
-            if xxhash.xxh3_64_intdigest(data) != place.checksum:
-                bad.append(index)
-                break
-            out.append(data)
-        self.catalog.leases.release(found.lease.number, OWNER, tuple(bad))
-        return out
+        while here or orders:
+            for index, place in here.items():
+                data = bytes(self.arena.payload(place.offset, LENGTH))
+                if xxhash.xxh3_64_intdigest(data) == place.checksum:
+                    got[index] = data
+                else:
+                    bad.append(index)
+            leases.taken(lease.number, OWNER, set(here) - set(bad))
+            orders += leases.more()
+            if orders:
+                assert self.disk is not None
+                outcomes = self.stager._read(self.disk, orders, _Places(orders))
+                for order, outcome in zip(orders, outcomes, strict=True):
+                    leases.staged(
+                        order, ok=outcome.ok, checksum=outcome.checksum, parent=outcome.parent, lost=outcome.lost
+                    )
+            orders = leases.more()
+            news = [run for run in leases.take_news() if not run.failed]
+            here = {index: place for run in news for index, place in enumerate(run.places, run.first)}
+        leases.release(lease.number, OWNER, tuple(bad))
+        return [got[index] for index in range(next(i for i in range(len(got) + 1) if i not in got))]
 
     # --- what must hold
 

@@ -25,6 +25,7 @@ from ops.bench.measure import Spread
 from services.store.arena.records import aligned
 from services.store.catalog.catalog import Catalog
 from services.store.catalog.leases import Lease, StagedRun
+from services.store.catalog.order import NONE
 from services.store.disk.block import Block
 from services.store.disk.footer import MAX_SLOTS, PAGE, SLOT_BITS, slot_bytes
 from services.store.disk.slot_io import cut_runs
@@ -115,7 +116,7 @@ async def _compare(places: Places, prefixes: list[Prefix], rounds: int, book: Fi
                     rate = BLOCKS * BLOCK_BYTES / (time.perf_counter() - begun) / 1e9
                     if turn >= PREFIXES:  # the first of each is not counted: memory is touched, threads are started
                         (ours if side is sides[0] else theirs).append(rate)
-                loader.forget()
+                loader.forget(prefix)
                 moved.append((disk.statistics().counters["read_bytes"] - before) / (BLOCKS * BLOCK_BYTES))
             nursery.cancel_scope.cancel()
     finally:
@@ -136,30 +137,38 @@ class _Loader:
         self.catalog = catalog
         self.stager = Stager(opened.arena, catalog, self._told)
         self._lease: Lease | None = None
+        self._told_blocks = 0
         self._done = trio.Event()
 
     def _told(self, run: StagedRun) -> None:
         if run.failed:
             raise RuntimeError(f"block {run.first} did not come from disk")
-        if self._lease is run.lease and run.lease.told == BLOCKS:
-            self._done.set()
+        if self._lease is run.lease:
+            self._told_blocks += len(run.places)
+            self.catalog.leases.taken(run.lease.number, OWNER, range(run.first, run.first + len(run.places)))
+            self.stager.begin(self.catalog.leases.more())
+            if self._told_blocks == BLOCKS:
+                self._done.set()
 
     async def load(self, prefix: Prefix) -> None:
         """From the lookup until the last block is told."""
         self._done = trio.Event()
         found = self.catalog.lookup(OWNER, prefix.names)
-        if found.lease is None or len(found.orders) != BLOCKS:
-            raise RuntimeError(f"{len(found.orders)} of {BLOCKS} blocks would come from disk")
-        self._lease = found.lease
+        missing = sum(place.from_disk for place in found.places)
+        if found.lease is None or missing != BLOCKS:
+            raise RuntimeError(f"{missing} of {BLOCKS} blocks would come from disk")
+        self._lease, self._told_blocks = found.lease, 0
         self.stager.begin(found.orders)
         await self._done.wait()
 
-    def forget(self) -> None:
+    def forget(self, prefix: Prefix) -> None:
         """Gives the lease back, and the host's copies up, so that all comes from disk again."""
         assert self._lease is not None
         self.catalog.leases.release(self._lease.number, OWNER)
-        for entry in self._lease.entries:
-            self.catalog.blocks.drop_host(entry)
+        blocks = self.catalog.blocks
+        for entry in map(blocks.entries.map.get, prefix.names):
+            if blocks.entries.host[entry] != NONE:
+                blocks.drop_host(entry)
 
 
 class _Direct:

@@ -18,7 +18,19 @@ from shared.messages import MESSAGES, BadMessage, Head, Message, decode, encode
 from shared.messages.base import split_identities, unpack_u32
 from shared.messages.engine import Submit
 from shared.messages.front import Generate
-from shared.messages.store import Abandon, Clear, Commit, Found, Lookup, OpenEngine, Release, Reserve, Reserved, Staged
+from shared.messages.store import (
+    Abandon,
+    Clear,
+    Commit,
+    Found,
+    Lookup,
+    OpenEngine,
+    Release,
+    Reserve,
+    Reserved,
+    Staged,
+    Taken,
+)
 
 READERS: dict[type[Message], Callable[[Any], object]] = {
     Generate: lambda m: check(m, Limits(vocab=1000, max_context=4096)),
@@ -29,6 +41,7 @@ READERS: dict[type[Message], Callable[[Any], object]] = {
     Abandon: lambda m: grants_in(m.slots, m.generations),
     Lookup: lambda m: split_identities(m.identities),
     Release: lambda m: unpack_u32(m.bad),
+    Taken: lambda m: unpack_u32(m.blocks),
     Clear: scope_of,
     Found: lambda m: found_fault(m, 3),
     Staged: staged_fault,

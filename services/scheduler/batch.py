@@ -29,11 +29,10 @@ class Batch:
 
     def add(self, request: Request) -> None:
         """Gives it as many of its pending tokens as there is room for; none when the step is full."""
-        pending = request.pending
-        count = min(pending, self.left)
+        count = min(request.plannable, self.left)
         if count > 0:
             self.left -= count
-            self.slices[request.key] = Slice(request, count, count == pending)
+            self.slices[request.key] = Slice(request, count, count == request.pending)
 
     def isolated(self) -> "Batch":
         """This batch, or, when somebody in it was part of a step in which the worker died, a batch of the first such
@@ -51,7 +50,7 @@ def decodes_first(running: Iterable[Request]) -> list[Request]:
     """Those who can go on: decodes, longest waiting first, then prefills, oldest first."""
     decodes, prefills = list[Request](), list[Request]()
     for request in running:
-        if request.load is None:
+        if request.load is None or request.load.allowed:
             (decodes if request.pending == 1 else prefills).append(request)
     decodes.sort(key=attrgetter("last_turn", "key"))
     prefills.sort(key=attrgetter("key"))

@@ -82,6 +82,12 @@ class Counters:
     save_retries: int = 0
     """How often unsaved blocks were offered again to a store that had not answered."""
 
+    def count_loaded(self, tokens: tuple[int, int]) -> None:
+        """Tokens from host and disk of a request that was in a step before they came."""
+        host, disk = tokens
+        self.cached_host += host
+        self.cached_disk += disk
+
     def as_dict(self) -> dict[str, int]:
         """All of them by name; ends by reason as `finished_<reason>`."""
         counts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "finished"}

@@ -9,7 +9,7 @@ from services.scheduler.records import AnyRecord
 from services.scheduler.settings import Settings
 from services.scheduler.timers import Timers
 from shared.messages.engine import Copy, Transfer
-from shared.messages.store import Abandon, Commit, Lookup, Release, Reserve
+from shared.messages.store import Abandon, Commit, Lookup, Release, Reserve, Taken
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Desk:
         self.effects.append(Ask(self._ticket, message, seconds))
         return self._ticket
 
-    def tell(self, message: Abandon | Release) -> None:
+    def tell(self, message: Abandon | Taken | Release) -> None:
         """Tells the store, when it is there."""
         if self.store is not None:
             self.effects.append(Tell(message))

@@ -46,6 +46,7 @@ from shared.messages.store import (
     Reserve,
     Reserved,
     Staged,
+    Taken,
 )
 
 
@@ -81,7 +82,7 @@ class Tell:
     the leases, and asks for the grants in OpenEngine).
     """
 
-    message: Abandon | Release
+    message: Abandon | Taken | Release
 
 
 @dataclass(frozen=True, slots=True)

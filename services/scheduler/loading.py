@@ -1,87 +1,55 @@
 """Bringing a prefix back from the store: look up, lease, wait for the disk part, copy, verify, attach.
 
-    ASKED ── Found ──► (engine gives it blocks) ── copies of what is in the arena ──► ended: k verified blocks
-      │ none, late            │ no room: lease back      ▲ │ Staged: more copies        k = 0 is a miss, never
-      ▼                       ▼                          └─┘ deadline: take what came   an error
+    ASKED ── Found ──► (engine gives it blocks) ── copies of what is in the arena ──► over: what is held is attached,
+      │ none, late            │ no room: lease back   ▲ │ Staged: more copies          what is lost is computed; a load
+      ▼                       ▼                       └─┘ deadline: take what came     of nothing is a miss, no error
     goes on without        waits, asks again
 
-Who owns what: the host slots are leased from Found to Release; the device blocks belong to the request and are
+Who owns what: the host slots are leased from Found to Taken or Release; the device blocks belong to the request and are
 pinned while a copy writes into them, so that a request may end at any moment (W23). A load whose request is gone,
-or whose cache was cleared meanwhile, is *void*: its copies end, nothing is attached, the lease goes back.
+or whose cache was cleared meanwhile, is *void*: its copies end, nothing is attached, the lease goes back. What was
+copied is given back by Taken while more is to come, so a prefix may be larger than the host tier.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from services.scheduler.breaker import Breaker
 from services.scheduler.desk import Desk
 from services.scheduler.kv.manager import KVManager
 from services.scheduler.limits import MOST_LOAD_LOSSES
+from services.scheduler.load import EXPECTED, HELD, HERE, LOST, SENT, Load
 from services.scheduler.request import Request
 from shared.messages.base import pack_u32, unpack_u64
 from shared.messages.engine import Copy, Transferred
-from shared.messages.store import TIER_DISK, TIER_HOST, TIER_MISS, Found, Lookup, Release, Staged
+from shared.messages.store import TIER_HOST, TIER_MISS, Found, Lookup, Release, Staged, Taken
 
 WAIT_SHARE = 1 / 8
 """Of the time that computing a prefix takes, so much may be waited to hear whether the store has it."""
 
 
-@dataclass(eq=False)
-class Load:
-    """Leased blocks by index: block i holds tokens of the request's block `first` + i.
-
-    `here`: in the arena now. Copies of [begin, sent) are ordered, `copying` transfers of them are out, `end` is
-    where the run ends by what is known. `verified`: leading blocks from `begin` on whose bytes are right.
-    """
-
-    request: Request
-    ticket: int
-    first: int
-    wanted: int
-    found_at: float = 0.0
-    lease: int = 0
-    tiers: bytes = b""
-    here: bytearray = field(default_factory=bytearray)
-    offsets: list[int] = field(default_factory=list)
-    checksums: list[int] = field(default_factory=list)
-    arrived_at: float = 0.0
-    begin: int = 0
-    sent: int = 0
-    end: int = 0
-    copying: int = 0
-    good: bytearray = field(default_factory=bytearray)
-    bad: list[int] = field(default_factory=list)
-    timed_out: bool = False
-    cleared: bool = False
-    void: bool = False
-
-    @property
-    def verified(self) -> int:
-        """Leading blocks from `begin` on that hold what they should; none when the cache was cleared since."""
-        if self.cleared:
-            return 0
-        stop = self.good.find(0, self.begin)
-        return (stop if stop >= 0 else len(self.good)) - self.begin
-
-
 class Loader:
     """All loads.
 
-    `unasked` is called whenever a request no longer waits for a lookup, `ended` once for each load that was begun
-    and whose request still wants it.
+    `unasked` is called whenever a request no longer waits for a lookup, `attach` when blocks [first, last) of a load
+    are to become the request's computed ones.
     """
 
     kv: KVManager
     """The present worker's; set before the first load begins."""
 
-    def __init__(self, desk: Desk, unasked: Callable[[Request], None], ended: Callable[[float, Load], None]) -> None:
+    def __init__(
+        self, desk: Desk, unasked: Callable[[Request], None], attach: Callable[[Load, int, int], None]
+    ) -> None:
         self.breaker = Breaker()
         self._desk = desk
         self._unasked = unasked
-        self._ended = ended
+        self._attach = attach
         self._asked: dict[int, Load] = {}
+        self._begun: dict[int, Load] = {}
         self._leased: dict[int, Load] = {}
-        self._copying: dict[int, tuple[Load, int, list[int]]] = {}
+        self._copying: dict[int, tuple[Load, list[tuple[int, int]]]] = {}
+        """By seq of a transfer: (index in the load, device block) of each copy."""
         self._probe = 0
         self.token_s = 0.0
         """Seconds that the present worker takes to compute a token; 0: none, or unknown."""
@@ -101,7 +69,7 @@ class Loader:
     @property
     def copies(self) -> int:
         """Blocks being copied into the pool."""
-        return sum(len(blocks) for _, _, blocks in self._copying.values())
+        return sum(len(blocks) for _, blocks in self._copying.values())
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -152,7 +120,7 @@ class Loader:
         if not load.lease:
             load.request.lookups_left = 0  # asked and answered, or not to be had: it goes on without
             return None
-        load.found_at = load.arrived_at = now
+        load.found_at = load.moved_at = now
         return load
 
     def expire(self, now: float, kind: str, number: int) -> None:
@@ -163,8 +131,8 @@ class Loader:
             load.request.lookups_left = 0
             self._desk.counters.lookup_timeouts += 1
             self._strike(now)
-        elif kind == "load" and (load := self._leased.get(number)):
-            load.timed_out = True
+        elif kind == "load" and (load := self._begun.get(number)):
+            load.timed_out = load.short = True
             self._desk.counters.load_timeouts += 1
             self._strike(now)
             self._stop_waiting(now, load)
@@ -178,28 +146,29 @@ class Loader:
 
     def begin(self, now: float, load: Load, begin: int) -> None:
         """Its request runs and owns blocks for all; blocks before `begin` are on the device already."""
-        load.begin = load.sent = begin
-        load.request.load = self._leased[load.lease] = load
+        load.low = begin
+        load.request.load = self._begun[load.ticket] = self._leased[load.lease] = load
         self._desk.counters.loads += 1
-        missing = load.here.count(0, begin)
-        if missing:
-            self._desk.timers.set(("load", load.lease), now + self._patience(missing))
+        self._be_patient(now, load)
         self._go_on(now, load)
 
     def staged(self, now: float, staged: Staged) -> None:
-        """More of a lease is in the arena."""
+        """More of a lease is in the arena, or will not come."""
         load = self._leased.get(staged.lease)
         if load is None:
             return
         offsets, checksums = unpack_u64(staged.offsets), unpack_u64(staged.checksums)
-        last = min(staged.first + len(offsets), len(load.here))
-        if staged.failed:
-            load.end = max(load.sent, min(load.end, staged.first))
-        elif len(offsets) == len(checksums):
-            for i in range(staged.first, last):
-                load.here[i] = 1
+        last = min(staged.first + len(offsets), load.end)
+        arrived = False
+        for i in range(staged.first, last):
+            if load.state[i] == EXPECTED:
+                load.state[i] = LOST if staged.failed else HERE
                 load.offsets[i], load.checksums[i] = offsets[i - staged.first], checksums[i - staged.first]
-            load.arrived_at = now
+                load.short |= staged.failed
+                arrived = True
+        if arrived:
+            load.moved_at = now
+            self._be_patient(now, load)
         self._go_on(now, load)
 
     def transferred(self, now: float, message: Transferred) -> bool:
@@ -207,19 +176,40 @@ class Loader:
         known = self._copying.pop(message.seq, None)
         if known is None:
             return False
-        load, first, blocks = known
+        load, blocks = known
         load.copying -= 1
         sums = unpack_u64(message.checksums)
-        for i, block in enumerate(blocks, first):
+        held = list[int]()
+        for number, (i, block) in enumerate(blocks):
             self.kv.unpin(block)
-            if message.ok[i - first] == 1 and sums[i - first] == load.checksums[i]:
-                load.good[i] = 1
+            if message.ok[number] == 1 and sums[number] == load.checksums[i]:
+                load.state[i] = LOST if load.void else HELD
+                held.append(i)
             else:
+                load.state[i] = LOST
                 load.bad.append(i)
-                load.end = min(load.end, i)
                 self._desk.counters.load_blocks_bad += 1
+        if load.missing and held and load.lease in self._leased:
+            self._desk.tell(Taken(lease=load.lease, blocks=pack_u32(held)))
         self._go_on(now, load)
         return True
+
+    # --- computing meanwhile ------------------------------------------------------------------------------------
+
+    def allow(self) -> None:
+        """Says of each loading request what the next plan may compute of it: holes that no load fills any more."""
+        for load in self._begun.values():
+            load.allowed = 0
+            if load.request.load is load and not load.busy and (held := load.next_held()) >= 0:
+                load.allowed = (load.first + held) * self.kv.block_tokens - load.request.planned
+
+    def planned(self, load: Load) -> None:
+        """More of its request is in a plan now: those blocks are not loaded any more."""
+        load.pass_to(self.kv.blocks_for(load.request.planned) - load.first)
+
+    def computed(self, now: float, load: Load) -> None:
+        """A step with its request is over."""
+        self._go_on(now, load)
 
     # --- losses -------------------------------------------------------------------------------------------------
 
@@ -236,22 +226,19 @@ class Loader:
         """The cache was cleared: what was looked up before is not wanted any more."""
         for load in list(self._asked.values()):
             self.drop(now, load.request)
-        for load in self._begun():
-            load.cleared = True
-            load.end = min(load.end, load.sent)
-            self._desk.counters.loads_dropped += 1
-            self._go_on(now, load)
+        for load in list(self._begun.values()):
+            if not load.void:
+                self._void(now, load)
 
     def store_down(self, now: float) -> None:
         """Leases are void; what is being copied is checked as ever."""
         for load in list(self._asked.values()):
             self._desk.counters.lookups_unanswered += 1
             self.drop(now, load.request)
-        for load in list(self._leased.values()):
-            self._desk.timers.cancel(("load", load.lease))
-            load.lease = 0
+        leased, self._leased = self._leased, {}
+        for load in leased.values():
+            load.lease, load.short = 0, True
             self._stop_waiting(now, load)
-        self._leased.clear()
         if self._probe:
             self._end_probe(now, answered=False)
 
@@ -259,29 +246,33 @@ class Loader:
         """The pool is gone, and the copies into it. Who asked asks again: the next worker may have other names."""
         for load in list(self._asked.values()):
             self.drop(now, load.request)
-        begun = self._begun()
         self._blame(self._copying.values())
         self._copying.clear()
-        for load in begun:
+        for load in list(self._begun.values()):
             load.copying = 0
             self.drop(now, load.request)
+            self._go_on(now, load)
+
+    def check_integrity(self) -> None:
+        """What is loaded is not computed; raises with the numbers."""
+        for load in self._begun.values():
+            held, reach = load.next_held(), self.kv.blocks_for(load.request.planned) - load.first
+            if not load.void and (load.request.load is not load or load.low < reach or 0 <= held < reach):
+                raise RuntimeError(f"{load.request.id}: {reach} blocks computed, loaded are {held} on, from {load.low}")
+            if load.copying != sum(other is load for other, _ in self._copying.values()):
+                raise RuntimeError(f"{load.request.id}: {load.copying} transfers are counted as out")
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _blame(self, copying: Collection[tuple[Load, int, list[int]]]) -> None:
+    def _blame(self, copying: Collection[tuple[Load, list[tuple[int, int]]]]) -> None:
         """Counts a death in these copies for their requests; those that it happens to again are not made any more."""
-        for load in dict.fromkeys(load for load, _, _ in copying):
+        for load in dict.fromkeys(load for load, _ in copying):
             load.request.load_losses += 1
-        for load, first, blocks in copying:
+        for load, blocks in copying:
             if load.request.load_losses >= MOST_LOAD_LOSSES:
-                load.bad += range(first, first + len(blocks))
-        lethal = {load.ticket for load, _, _ in copying if load.request.load_losses >= MOST_LOAD_LOSSES}
+                load.bad += [index for index, _ in blocks]
+        lethal = {load.ticket for load, _ in copying if load.request.load_losses >= MOST_LOAD_LOSSES}
         self._desk.counters.loads_lethal += len(lethal)
-
-    def _begun(self) -> list[Load]:
-        """Loads that have blocks: leased ones, and those whose store is gone but whose copies are out."""
-        copying = [load for load, _, _ in self._copying.values()]
-        return list(dict.fromkeys([*self._leased.values(), *copying]))
 
     def _unask(self, ticket: int) -> Load | None:
         load = self._asked.pop(ticket, None)
@@ -305,64 +296,76 @@ class Loader:
         count = count if miss < 0 else min(count, miss)
         load.lease = found.lease
         load.tiers = found.tiers[:count]
-        load.here = bytearray(tier == TIER_HOST for tier in load.tiers)
+        load.state = bytearray(HERE if tier == TIER_HOST else EXPECTED for tier in load.tiers)
         load.offsets, load.checksums = offsets[:count], checksums[:count]
-        load.good = bytearray(count)
-        load.end = count
         counters.found_blocks += count
         return True
 
     def _go_on(self, now: float, load: Load) -> None:
-        ready = load.sent
-        while ready < load.end and load.here[ready]:
-            ready += 1
-        if ready > load.sent and not load.void:
-            assert load.request.seq is not None
-            blocks = load.request.seq.blocks[load.first + load.sent : load.first + ready]
-            for block in blocks:
+        """Orders the copies that can be made now, gives the lease back when no more will be, attaches what joins."""
+        request, ready = load.request, load.ready()
+        if ready:
+            assert request.seq is not None
+            blocks = [(i, request.seq.blocks[load.first + i]) for i in ready]
+            for i, block in blocks:
                 self.kv.pin(block)
-            copies = [Copy(block, load.offsets[i], load.checksums[i]) for i, block in enumerate(blocks, load.sent)]
-            seq = self._desk.transfer(copies, save=False)
-            self._copying[seq] = load, load.sent, blocks
+                load.state[i] = SENT
+            copies = [Copy(block, load.offsets[i], load.checksums[i]) for i, block in blocks]
+            self._copying[self._desk.transfer(copies, save=False)] = load, blocks
             load.copying += 1
-            load.sent = ready
-        if not load.copying and (load.void or load.sent >= load.end):
-            self._finish(now, load)
+        if load.busy:
+            return
+        self._give_back(load)
+        self._join(load)
+
+    def _give_back(self, load: Load) -> None:
+        """Nothing more comes of its lease."""
+        self._desk.timers.cancel(("load", load.ticket))
+        if self._leased.pop(load.lease, None) is None:
+            return
+        self._desk.tell(Release(lease=load.lease, bad=pack_u32(load.bad)))
+        load.lease = 0
+        if load.void or load.short:
+            return
+        self.breaker.passed()
+        if on_disk := load.on_disk:
+            block_s = max(0.0, load.moved_at - load.found_at) / on_disk
+            self.block_s = block_s if not self.block_s else 0.7 * self.block_s + 0.3 * block_s
+
+    def _join(self, load: Load) -> None:
+        """Attaches the held blocks that what is computed has come to; the load is over when it holds no others."""
+        request = load.request
+        reached = request.computed == (load.first + load.low) * self.kv.block_tokens
+        if not load.void and not request.in_flight and reached and (end := load.held_from_low()) > load.low:
+            first = load.low
+            load.pass_to(end)
+            self._desk.counters.loaded_blocks += end - first
+            self._attach(load, first, end)
+        if not load.busy and load.next_held() < 0:
+            self._begun.pop(load.ticket, None)
+            if request.load is load:
+                request.load = None
+                request.load_losses = 0
 
     def _stop_waiting(self, now: float, load: Load) -> None:
-        self._desk.counters.load_blocks_missing += max(0, load.end - load.sent)
-        load.end = min(load.end, load.sent)
+        self._desk.counters.load_blocks_missing += load.give_up()
         self._go_on(now, load)
 
     def _void(self, now: float, load: Load) -> None:
         load.void = True
-        load.end = min(load.end, load.sent)
+        load.give_up(held=True)
         self._desk.counters.loads_dropped += 1
-        self._desk.timers.cancel(("load", load.lease))
         self._go_on(now, load)
 
-    def _finish(self, now: float, load: Load) -> None:
-        if self._leased.get(load.lease) is load:
-            del self._leased[load.lease]
-            self._desk.timers.cancel(("load", load.lease))
-            self._desk.tell(Release(lease=load.lease, bad=pack_u32(load.bad)))
-        if load.void:
-            return
-        load.request.load = None
-        load.request.load_losses = 0
-        on_disk = load.tiers.count(TIER_DISK, load.begin)
-        if not load.timed_out and all(load.here):
-            self.breaker.passed()
-            if on_disk:
-                block_s = max(0.0, load.arrived_at - load.found_at) / on_disk
-                self.block_s = block_s if not self.block_s else 0.7 * self.block_s + 0.3 * block_s
-        self._desk.counters.loaded_blocks += load.verified
-        self._ended(now, load)
+    def _be_patient(self, now: float, load: Load) -> None:
+        """Blocks that are still on disk are waited for from now on: by the measured rate, generously, but capped.
 
-    def _patience(self, missing: int) -> float:
-        """Seconds that blocks still on disk are waited for: by the measured rate, generously, but capped."""
-        cap = self._desk.settings.load_s
-        return min(cap, 0.05 + 4 * self.block_s * missing) if self.block_s else cap
+        As long as blocks arrive there is progress; so the wait begins anew with each, however many there are.
+        """
+        if missing := load.missing:
+            cap = self._desk.settings.load_s
+            seconds = min(cap, 0.05 + 4 * self.block_s * missing) if self.block_s else cap
+            self._desk.timers.set(("load", load.ticket), now + seconds)
 
     def _strike(self, now: float) -> None:
         self.breaker.struck(now)

@@ -21,7 +21,7 @@ from shared.messages.engine import Opening, Progress
 from shared.messages.front import Finish, FinishReason, Timing, TokenLogprob, Usage
 
 if TYPE_CHECKING:
-    from services.scheduler.loading import Load
+    from services.scheduler.load import Load
 
 PROMPT_TAIL = 16
 """Prompt tokens that the detokenizer gets to begin its text with."""
@@ -132,6 +132,20 @@ class Request:
     def pending(self) -> int:
         """Tokens that are in no plan yet; the last of them yields the next token."""
         return self.reach - self.computed - self.in_flight
+
+    @property
+    def plannable(self) -> int:
+        """Those of them that may be in the next plan: what a load brings is not computed."""
+        return self.pending if self.load is None else min(self.pending, self.load.allowed)
+
+    def served(self, host: int, disk: int) -> tuple[int, int]:
+        """So many tokens came from these tiers -> those of them that its account did not have when it first ran."""
+        device, host_before, disk_before = self.from_tier
+        self.from_tier = device, host_before + host, disk_before + disk
+        if self.admit is None or self.admit_journaled:
+            return 0, 0
+        self.admit = msgspec.structs.replace(self.admit, host=self.from_tier[1], disk=self.from_tier[2])
+        return host, disk
 
     def plan(self, count: int, *, draws: bool) -> None:
         """Its next `count` pending tokens are in a plan now; `draws`: they are all, and another one is drawn."""

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from services.scheduler.desk import Desk
 from services.scheduler.kv.manager import KVManager
 from services.scheduler.kv.sequence import Sequence
-from services.scheduler.loading import Load, Loader
+from services.scheduler.load import Load
+from services.scheduler.loading import Loader
 from services.scheduler.request import Request
 from services.scheduler.saving import Saver
 from shared.messages.store import TIER_DISK, TIER_HOST
@@ -33,7 +34,7 @@ class Residence:
         self._desk = desk
         self.kv: KVManager | None = None
         self.saver = Saver(desk)
-        self.loader = Loader(desk, self.forget, self._loaded)
+        self.loader = Loader(desk, self.forget, self._attach)
         self.running: dict[int, Request] = {}
         self.leaving: dict[int, Request] = {}
         self._makers: dict[bytes, int] = {}
@@ -183,7 +184,7 @@ class Residence:
         progress = request.output_tokens > output or request.seq.cached_blocks > cached
         return request.load is None and progress and request.output_tokens > request.forced_at
 
-    def computed(self, request: Request, count: int) -> list[int]:
+    def computed(self, now: float, request: Request, count: int) -> list[int]:
         """A step wrote KV of `count` more tokens: full blocks may be shared and saved from now on (W21).
 
         Returns blocks that it gave up for others of the same content, but that an outstanding plan still names: they
@@ -194,11 +195,12 @@ class Residence:
         before = request.computed // self.kv.block_tokens
         request.computed += count
         full = request.computed // self.kv.block_tokens
-        if full == before:
-            return []
-        new = self.kv.publish(request.seq, request.tokens, request.computed, in_use=request.in_flight > 0)
-        self._forget(request, before, full)
-        self.saver.offer(request.root, new)
+        if full > before:
+            new = self.kv.publish(request.seq, request.tokens, request.computed, in_use=request.in_flight > 0)
+            self._forget(request, before, full)
+            self.saver.offer(request.root, new)
+        if request.load is not None:
+            self.loader.computed(now, request.load)
         replaced, request.seq.replaced = request.seq.replaced, []
         return replaced
 
@@ -257,6 +259,7 @@ class Residence:
                 raise RuntimeError(f"{len(self.running)} running, {len(self.leaving)} leaving, but no pool")
             return
         kv.check_integrity()
+        self.loader.check_integrity()
         for request in [*self.running.values(), *self.leaving.values()]:
             held = len(request.seq.blocks) if request.seq else -1
             if held < kv.blocks_for(request.planned):
@@ -292,18 +295,18 @@ class Residence:
         self.announce(request, seq.cached_blocks, len(tokens) // self.kv.block_tokens)
         return seq
 
-    def _loaded(self, now: float, load: Load) -> None:
-        """A load ended: its verified blocks are attached, the request goes on from there."""
+    def _attach(self, load: Load, first: int, last: int) -> None:
+        """Blocks [first, last) of a load stand where its request has come to: it goes on behind them."""
         request, kv = load.request, self.kv
         assert kv is not None
         assert request.seq is not None
-        before = request.seq.cached_blocks
-        kv.attach(request.seq, request.tokens, (before + load.verified) * kv.block_tokens)
-        request.computed = (before + load.verified) * kv.block_tokens
-        tiers = load.tiers[load.begin : load.begin + load.verified]
+        begin, end = load.first + first, load.first + last
+        request.computed = end * kv.block_tokens
+        kv.attach(request.seq, request.tokens, request.computed)
+        tiers = load.tiers[first:last]
         host, disk = (tiers.count(tier) * kv.block_tokens for tier in (TIER_HOST, TIER_DISK))
-        request.from_tier = (request.from_tier[0], host, disk)
-        self._forget(request, before, before + load.verified)
+        self._desk.counters.count_loaded(request.served(host, disk))
+        self._forget(request, begin, end)
 
     def _forget(self, request: Request, first: int, last: int) -> None:
         for name in request.names[first:last]:

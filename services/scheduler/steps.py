@@ -81,6 +81,7 @@ class Steps:
             return None
         else:
             forced = False
+        self._home.loader.allow()
         batch = Batch(self._desk.settings.step_tokens)
         for request in decodes_first(self._home.running.values()):
             if self._home.has_room(request):
@@ -97,6 +98,8 @@ class Steps:
         plan = self._told.plan(self._desk.epoch, seq, slices, kv.block_tokens, living)
         for request, count, draws in slices:
             request.plan(count, draws=draws)
+            if request.load is not None:
+                self._home.loader.planned(request.load)
             self._turns += 1
             request.last_turn = self._turns
             if request.admit is None:
@@ -261,11 +264,11 @@ class Steps:
             return f"the worker dropped the row of output {request.output_tokens}, though nothing had ended the request"
         if part.draws and not 0 <= row.token < 1 << 32:
             return f"the worker drew no token for output {request.output_tokens}"
-        if request.admit is not None and not request.admit_journaled:
+        if request.admit is not None and request.load is None and not request.admit_journaled:
             request.admit_journaled = True
             self._desk.journal(request.admit)
         self._desk.counters.computed_tokens += part.tokens
-        replaced = self._home.computed(request, part.tokens)
+        replaced = self._home.computed(now, request, part.tokens)
         if replaced:
             self._outs[-1].replaced.extend(replaced)
         request.came_to(request.computed)

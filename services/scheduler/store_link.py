@@ -28,6 +28,7 @@ from shared.messages.store import (
     Reserve,
     Reserved,
     Staged,
+    Taken,
 )
 from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, ProtocolViolation, RequestFailed
 
@@ -165,7 +166,7 @@ class StoreLink:
             return
         self._shell.post(lambda now: self._shell.core.staged(now, message))
 
-    def tell(self, message: Abandon | Release) -> None:
+    def tell(self, message: Abandon | Taken | Release) -> None:
         """Something that needs no answer; dropped when the store is away."""
         self.outbox.send(message)
 

@@ -54,6 +54,7 @@ from shared.messages.store import (
     Release,
     Reserve,
     Reserved,
+    Taken,
 )
 from shared.peers import PeerGone, PeerSlow, wait_exit
 
@@ -98,6 +99,7 @@ class Store(Actor):
             faults=self.faults,
             log=self.log,
             nice=self.config.store.nice,
+            freed=self.stager.go_on,
         )
         self.lane.attach(self.opened.disk, self.opened.disk_reason, wanted=self.config.store.disk_bytes > 0)
         self.log.info("store_recovered", **self.opened.adopted, arena=str(self.opened.arena.path))
@@ -156,6 +158,7 @@ class Store(Actor):
         self._slot_bytes.pop(owner, None)
         if self.opened.catalog is not None:
             self.opened.catalog.leases.release_owner(owner)
+            self.stager.go_on()
 
     def _arena_cut(self, error: ArenaCut) -> None:
         """Any touch of what was cut off would kill us without a word; what is on disk comes back from there."""
@@ -174,6 +177,7 @@ class Store(Actor):
         if catalog is None or arena is None:
             return EngineOpened(arena="", arena_key="", epoch=0, kept=bytes(len(held)))
         kept = catalog.open_engine(owner, held)
+        self.stager.go_on()
         self._unproven.discard(peer.engine)
         # A home has one scheduler and one worker at a time, by their locks, and this one speaks after its worker's
         # Idle: whoever had grants under another name, and is not connected or missed, has exited with its worker.
@@ -236,6 +240,7 @@ class Store(Actor):
             published = [slot for (slot, _), done in zip(grants, status, strict=True) if done == COMMIT_DONE]
             self.commits.append(map(self._published, published))
         self.lane.wake()
+        self.stager.go_on()
         return Committed(status=status)
 
     def _published(self, slot: int) -> tuple[bytes, bytes]:
@@ -253,6 +258,7 @@ class Store(Actor):
         if catalog is not None:
             for slot, generation in grants:
                 catalog.abandon(owner, slot, generation)
+            self.stager.go_on()
 
     # --- loads -----------------------------------------------------------------------------------------------
 
@@ -271,7 +277,21 @@ class Store(Actor):
         self.stager.begin(found.orders)
         if not self._told(peer, head, answer_found(found.lease.number, found.places, catalog.epoch)):
             catalog.leases.release(found.lease.number, owner)
+            self.stager.go_on()
         return None
+
+    @on(Taken, roles=SCHEDULERS)
+    def _taken(self, peer: Peer, message: Taken) -> None:
+        """What is on the device makes room for the rest of its lease, or another."""
+        owner, catalog = self._known(peer, len(message.blocks) // 4)
+        if catalog is None:
+            return
+        try:
+            indices = unpack_u32(message.blocks)
+        except ValueError as error:
+            raise Reject("bad_request", f"blocks: {error}") from error
+        self._touch(catalog, catalog.leases.taken(message.lease, owner, indices))
+        self.stager.go_on()
 
     @on(Release, roles=SCHEDULERS)
     def _release(self, peer: Peer, message: Release) -> None:
@@ -306,12 +326,17 @@ class Store(Actor):
     def _released(self, peer: Peer, lease: Lease, bad: tuple[int, ...] = ()) -> None:
         catalog = self.opened.catalog
         assert catalog is not None
-        entries = catalog.blocks.entries
-        on_disk = [entry for entry in lease.entries if entries.flags[entry] & ON_DISK]
+        held = [entry for entry in lease.entries if entry != NONE]
         catalog.leases.release(lease.number, _owner(peer), bad)
+        self._touch(catalog, held)
+        self.stager.go_on()
+
+    def _touch(self, catalog: Catalog, used: list[int]) -> None:
+        """The disk learns the recency of the blocks that it holds of these."""
+        entries = catalog.blocks.entries
         if self.lane.disk is not None:
-            touched = {entries.identity(entry): entries.tick[entry] for entry in on_disk if entries.flags[entry]}
-            self.lane.disk.touch(touched)
+            on_disk = [entry for entry in used if entries.flags[entry] & ON_DISK]
+            self.lane.disk.touch({entries.identity(entry): entries.tick[entry] for entry in on_disk})
 
     def _tell(self, run: StagedRun) -> None:
         """Pushes news of a lease to its owner, if it is still there."""

@@ -70,7 +70,9 @@ class Turn(Enum):
 
 
 class DiskLane:
-    """Owns the disk tier's changes. `reopen` opens a tier that could not be used before; `nice`: of its thread."""
+    """Owns the disk tier's changes. `reopen` opens a tier that could not be used before; `freed` is called when host
+    slots that it held may be evicted again; `nice`: of its thread.
+    """
 
     def __init__(
         self,
@@ -83,8 +85,10 @@ class DiskLane:
         faults: Faults,
         log: Any,
         nice: int = 0,
+        freed: Callable[[], None] = lambda: None,
     ) -> None:
         self._arena = arena
+        self._freed = freed
         self._catalog = catalog
         self._recovery = recovery
         self._reopen = reopen
@@ -213,6 +217,7 @@ class DiskLane:
         self._catalog.behind.put_back(rest)
         self.counters.written += len(done)
         self.counters.written_bytes += sum(order.length for order in done)
+        self._freed()
         await self._delete(disk, strays)
         if rest:
             raise DiskFull(disk.reason or "no room on disk")

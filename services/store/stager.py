@@ -1,7 +1,7 @@
-"""Disk -> arena: reader threads bring leased blocks into slots of ours; owners are told in order.
+"""Disk -> arena: reader threads bring leased blocks into slots of ours; owners are told as they arrive.
 
-    Lookup ─ orders ─► queue ─► READERS tasks, each: one thread call for as many as one read of the disk may take
-                                  └─► catalogue ─ Staged ─► the lease's owner
+    Lookup, room ─ orders ─► queue ─► READERS tasks, each: one thread call for as many as one read of the disk may take
+                                        └─► catalogue ─ Staged ─► the lease's owner
 
 The event loop never reads a disk. A read that nobody waits for any more is not begun.
 """
@@ -15,7 +15,8 @@ import trio
 
 from services.store.arena.arena import Arena
 from services.store.catalog.catalog import Catalog
-from services.store.catalog.leases import StagedRun, StageOrder
+from services.store.catalog.leases import StagedRun
+from services.store.catalog.staging import StageOrder
 from services.store.disk.errors import DiskTierError
 from services.store.disk.footer import slot_bytes
 from services.store.disk.slot_io import RUN_BYTES
@@ -84,6 +85,12 @@ class Stager:
             self._send.send_nowait((batch, places))
         self.pending += len(orders)
 
+    def go_on(self) -> None:
+        """Something was given back, or has arrived: begins the reads that there is room for now, and tells the news."""
+        self.begin(self._catalog.leases.more())
+        for run in self._catalog.leases.take_news():
+            self._tell(run)
+
     async def stop(self) -> None:
         """Begins no more reads, and returns once none is under way: the disk tier may be closed."""
         self.disk = None
@@ -107,11 +114,10 @@ class Stager:
                 outcomes.update(zip(wanted, read, strict=True))
             self.pending -= len(batch)
             for order, outcome in outcomes.items():
-                news = self._catalog.staged(
+                self._catalog.staged(
                     order, ok=outcome.ok, checksum=outcome.checksum, parent=outcome.parent, lost=outcome.lost
                 )
-                for run in news:
-                    self._tell(run)
+            self.go_on()
 
     def _read(self, disk: DiskTier, orders: list[StageOrder], places: _Places) -> list[_Outcome]:
         """In a thread: bytes of many blocks into the arena, verified by the disk tier."""

@@ -1,4 +1,4 @@
-"""Scheduler -> store: open, lookup, reserve, commit, release, clear.
+"""Scheduler -> store: open, lookup, taken, release, reserve, commit, clear.
 
 Blobs: `identities`, `parents` hold 32 bytes per block; `slots` packed u32; `generations`, `offsets`,
 `checksums` packed u64; `status`, `tiers` one byte per block.
@@ -53,7 +53,9 @@ class Lookup(Message, frozen=True, kw_only=True):
 class Found(Message, frozen=True, kw_only=True):
     """The leading run that the store holds, per block: tier now, slot, payload offset, checksum, generation.
 
-    Blocks on disk have offset 0 and follow by Staged once they are in the arena. `lease` 0: nothing was found.
+    Blocks on disk have offset 0 and follow by Staged once they are in the arena, those at the end of the run first. The
+    run may be larger than the host tier: what is here must be given back by Taken for the rest to come. `lease` 0:
+    nothing was found.
     """
 
     lease: int
@@ -66,7 +68,7 @@ class Found(Message, frozen=True, kw_only=True):
 
 
 class Staged(Message, frozen=True, kw_only=True):
-    """Push: blocks [first, first + n) of a lease are in the arena now; `failed`: the run ends before `first`."""
+    """Push: blocks [first, first + n) of a lease are in the arena now, in any order; `failed`: they will not come."""
 
     lease: int
     first: int
@@ -75,6 +77,15 @@ class Staged(Message, frozen=True, kw_only=True):
     generations: bytes
     checksums: bytes
     failed: bool = False
+
+
+class Taken(Message, frozen=True, kw_only=True):
+    """Push: these blocks of a lease (packed u32 indices) are on the device, checked. They are leased no longer: their
+    slots are room for what is still to be staged. Blocks that were not told of are ignored.
+    """
+
+    lease: int
+    blocks: bytes
 
 
 class Release(Message, frozen=True, kw_only=True):

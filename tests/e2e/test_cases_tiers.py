@@ -65,6 +65,24 @@ async def test_s10_p13_a_host_tier_a_quarter_of_the_device_hands_everything_on_t
         await aftermath(made)
 
 
+async def test_a_prefix_of_five_times_the_host_tier_comes_back_from_disk_whole() -> None:
+    slots = 8
+    whole = prompt(60, 5 * slots * BLOCK + 1)
+    async with stack(PERDURE_FAULTS__MAX_HOST_BLOCKS=str(slots)) as made:
+        for end in range(4 * BLOCK, len(whole) + 1, 4 * BLOCK):  # at most half of what the host tier holds at once
+            await ask_all(made, [whole[: end + 1]], 1)
+            await all_on_disk(made)
+        for _ in range(2):
+            made.kill("worker")
+            await made.wait_serving()
+            async with client_of(made) as client:
+                again = await ask(client, whole, 3)
+            assert again.ids == oracle(whole, 3)
+            assert again.finish.usage.cached_tokens == 5 * slots * BLOCK
+            assert again.finish.usage.cached_by_tier["disk"] >= 4 * slots * BLOCK
+        await aftermath(made)
+
+
 async def test_o03_retractions_count_no_token_twice_and_the_ledger_adds_up_to_the_metric() -> None:
     shared = prompt(70, 4 * BLOCK)
     prompts = [[*shared, *prompt(71 + number, 10)] for number in range(6)]

@@ -35,13 +35,14 @@ class EngineMachine(RuleBasedStateMachine):
         plans_out=st.sampled_from([1, 2, 2, 2]),
         store=st.sampled_from([True, True, False]),
         host_slots=st.sampled_from([3, 1000]),
+        window=st.sampled_from([1, 3, 1000]),
     )
-    def begin(self, block_tokens, blocks, step_tokens, max_running, store, host_slots, **options) -> None:
+    def begin(self, block_tokens, blocks, step_tokens, max_running, store, host_slots, window, **options) -> None:
         settings = Settings(
             step_tokens=step_tokens, max_running=max_running, max_waiting=20, save_batch=8, max_saving=16, **options
         )
         self.world = World(settings, blocks=blocks, block_tokens=block_tokens, max_context=60)
-        self.world.store.capacity = host_slots
+        self.world.store.capacity, self.world.store.window = host_slots, window
         if store:
             self.world.start_store()
 

@@ -34,6 +34,7 @@ from shared.messages.store import (
     Reserve,
     Reserved,
     Staged,
+    Taken,
 )
 from shared.paths import Places
 from shared.peers import Peer
@@ -144,38 +145,40 @@ class Engine:
         return found
 
     async def load(self, identities: list[bytes], bad: tuple[int, ...] = (), *, bent: bool = False) -> tuple[int, int]:
-        """Loads the leading run and checks every byte: (blocks that were on host, that came from disk).
+        """Loads what is held of a run and checks every byte: (blocks that were on host, that came from disk).
 
-        Afterwards it calls the `bad` ones bad; `bent`: with reason.
+        What has been checked is given back while more is to come, but for `bad` ones. Those it calls bad afterwards;
+        `bent`: with reason.
         """
         found = await self.look_up(identities)
-        places = dict(enumerate(zip(unpack_u64(found.offsets), unpack_u64(found.checksums), strict=True)))
+        assert all(tier in (TIER_HOST, TIER_DISK) for tier in found.tiers)
         waiting = {i for i, tier in enumerate(found.tiers) if tier == TIER_DISK}
-        end, from_disk = len(found.tiers), set(waiting)
-        while any(i < end for i in waiting):
-            staged = await self.staged(found.lease)
-            if staged.failed:
-                end = staged.first
+        places = dict(enumerate(zip(unpack_u64(found.offsets), unpack_u64(found.checksums), strict=True)))
+        here = {i: place for i, place in places.items() if i not in waiting}
+        on_host, from_disk = len(here), 0
+        while True:
+            for i, (offset, checksum) in here.items():
+                data = self.memory[offset : offset + self.size]
+                assert data == payload(identities[i], self.size), f"block {i} holds other bytes"
+                assert xxhash.xxh3_64_intdigest(data) == checksum
+            if not waiting:
                 break
+            self.peer.send(Taken(lease=found.lease, blocks=pack_u32(i for i in here if i not in bad)))
+            staged = await self.staged(found.lease)
             news = zip(unpack_u64(staged.offsets), unpack_u64(staged.checksums), strict=True)
-            for i, place in enumerate(news, staged.first):
-                assert i == min(waiting), "told out of order"
-                waiting.remove(i)
-                places[i] = place
-        for i in range(end):
-            offset, checksum = places[i]
-            data = self.memory[offset : offset + self.size]
-            assert data == payload(identities[i], self.size), f"block {i} holds other bytes"
-            assert xxhash.xxh3_64_intdigest(data) == checksum
+            told = dict(enumerate(news, staged.first))
+            places |= told
+            assert waiting.issuperset(told), "told twice"
+            waiting -= set(told)
+            here = {} if staged.failed else told
+            from_disk += len(here)
         for i in bad if bent else ():
             self.memory[places[i][0]] ^= 1
         if found.lease:
             self.peer.send(Release(lease=found.lease, bad=pack_u32(bad)))
         if bad:
             await self.until(lambda facts: facts["leases"] == 0)  # it looks for itself first
-        assert all(tier in (TIER_HOST, TIER_DISK) for tier in found.tiers)
-        loaded = from_disk & set(range(end))
-        return end - len(loaded), len(loaded)
+        return on_host, from_disk
 
     async def staged(self, lease: int) -> Staged:
         for i, early in enumerate(self.early):

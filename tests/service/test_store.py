@@ -247,17 +247,39 @@ async def test_without_any_tier_the_store_answers_misses(places: Places) -> None
         assert (await one.facts())["note"] == "no KV is stored: both tiers are off"
 
 
-async def test_a_prefix_larger_than_the_host_tier_is_served_as_far_as_there_is_room(places: Places) -> None:
-    chain = names(ROOT, 60)
+async def test_a_prefix_larger_than_the_host_tier_is_served_whole_through_what_room_there_is(places: Places) -> None:
+    chain = names(ROOT, 150)
     async with store(places, config(host_bytes=256 << 10)) as one:
-        for end in range(10, 61, 10):
+        for end in range(10, 151, 10):
             await one.save(ROOT, chain[:end])
             await one.all_on_disk()
-        loaded = sum(await one.load(chain))
         facts = await one.facts()
-        assert facts["tiers"]["disk"]["held"] == 60
-        assert loaded == facts["tiers"]["host"]["capacity"] < 60
-        assert facts["no_room"] == 1
+        assert facts["tiers"]["disk"]["held"] == 150 > 4 * facts["tiers"]["host"]["capacity"]
+        for _ in range(2):
+            assert sum(await one.load(chain)) == 150
+        facts = await one.facts()
+        assert facts["no_room"] == 2
+        assert facts["leases"] == facts["pinned"] == facts["tiers"]["host"]["staging"] == 0
+        assert facts["tiers"]["host"]["losses"] == 0
+
+
+async def test_two_such_prefixes_are_served_at_the_same_time(places: Places) -> None:
+    chains = [names(ROOT, 100, prompt=prompt) for prompt in (1, 2)]
+    async with running(Store, places, config(host_bytes=256 << 10)), engine(places) as one, engine(places, "e1") as two:
+        for chain in chains:
+            for end in range(10, 101, 10):
+                await one.save(ROOT, chain[:end])
+                await one.all_on_disk()
+        results = []
+
+        async def load(who: Engine, chain: list[bytes]) -> None:
+            results.append(sum(await who.load(chain)))
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(load, one, chains[0])
+                nursery.start_soon(load, two, chains[1])
+        assert results == [100, 100]
 
 
 async def test_f05_two_leases_that_want_the_same_blocks_share_one_read(places: Places) -> None:
@@ -286,7 +308,7 @@ async def test_f05_two_leases_that_want_the_same_blocks_share_one_read(places: P
 async def test_w23_a_lease_released_during_its_read_gives_its_slots_back_only_after_the_read(places: Places) -> None:
     chain, others = names(ROOT, 4), names(ROOT, 40, prompt=1)
     await only_on_disk(places, chain)
-    settings = config(faults=FaultsConfig(max_host_blocks=6))
+    settings = config(faults=FaultsConfig(max_host_blocks=8))
     async with running(Store, places, settings, incarnation=2) as actor, engine(places) as one:
         with held_up(actor, "load") as let_go:
             found = await one.look_up(chain)
@@ -294,13 +316,13 @@ async def test_w23_a_lease_released_during_its_read_gives_its_slots_back_only_af
             await trio.to_thread.run_sync(let_go.begun.wait)
             one.peer.send(Release(lease=found.lease))
             reserved = await one.reserve(ROOT, others)
-            assert reserved.status.count(RESERVE_GRANTED) == 2
+            assert reserved.status.count(RESERVE_GRANTED) == 4
             offsets = unpack_u64(reserved.offsets)
-            sums = [one.write(offsets[i], others[i]) for i in range(2)]
+            sums = [one.write(offsets[i], others[i]) for i in range(4)]
             await one.commit(reserved, sums)
             let_go.set()
             await one.until(lambda facts: facts["tiers"]["host"]["staging"] == 0)
-        assert await one.load(others) == (2, 0)
+        assert await one.load(others) == (4, 0)
         assert sum(await one.load(chain)) == 4
 
 

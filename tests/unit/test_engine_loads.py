@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from services.scheduler.settings import Settings
-from shared.messages.base import split_identities
+from shared.messages.base import split_identities, unpack_u32
 from shared.messages.store import Lookup
 from tests.engine_kit import by_tier, cached_tokens, counter, stored, warm, words
 from tests.scheduler_world import World
@@ -77,14 +77,16 @@ def test_other_requests_run_while_one_is_loading() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 3, 7])
-def test_a_bad_block_ends_the_run_and_is_reported(bad: int) -> None:
+def test_a_bad_block_is_computed_and_reported_and_those_around_it_are_used(bad: int) -> None:
     world = stored()
     prompt = warm(world)
     world.store.corrupt(bad)
+    before = counter(world, "computed_tokens")
     id = world.submit(prompt, 2)
     world.settle()
-    assert by_tier(world, id)["host"] == 4 * bad
+    assert by_tier(world, id)["host"] == 28
     assert counter(world, "load_blocks_bad") == 1
+    assert counter(world, "computed_tokens") - before == 4 + 1 + 1
     again = warm_again(world, prompt)
     assert by_tier(world, again)["host"] == 32  # it was saved anew
 
@@ -135,11 +137,51 @@ def test_s04_a_store_that_never_delivers_costs_one_bounded_wait() -> None:
     world.advance(0.1)
     world.finish_transfer()
     assert world.plan is not None
-    assert world.plan.rows[0].start == 4  # what had arrived is used
+    assert (world.plan.rows[0].start, len(unpack_u32(world.plan.rows[0].ids))) == (0, 28)
     assert (counter(world, "load_timeouts"), counter(world, "load_blocks_missing")) == (1, 7)
     assert not world.store.leases
     world.settle()
-    assert by_tier(world, id) == {"device": 0, "host": 0, "disk": 4}
+    assert by_tier(world, id) == {"device": 0, "host": 0, "disk": 4}  # what had arrived is used
+
+
+def test_a_load_is_given_up_when_it_stands_still_not_when_it_is_long() -> None:
+    world = stored(load_s=2.0)
+    prompt = warm(world, spill=True)
+    id = world.submit(prompt, 2)
+    world.answer_ask()
+    while world.store.staging:
+        world.advance(1.9)
+        world.stage()
+    world.settle()
+    assert by_tier(world, id)["disk"] == 32
+    assert counter(world, "load_timeouts") == 0
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_a_prefix_larger_than_the_stores_window_comes_whole(window: int) -> None:
+    world = stored()
+    prompt = warm(world, spill=True)
+    world.store.window = window
+    id = world.submit(prompt, 2)
+    world.answer_ask()
+    for _ in range(window):
+        world.stage()
+    assert world.store.stage() is None  # until something is given back
+    world.settle()
+    assert by_tier(world, id) == {"device": 0, "host": 0, "disk": 32}
+    assert counter(world, "load_timeouts") == 0
+
+
+def test_a_host_part_behind_the_disk_part_is_copied_while_that_is_read() -> None:
+    world = stored()
+    prompt = warm(world)
+    for name in list(world.store.host)[:4]:
+        world.store.disk[name] = world.store.slots.pop(world.store.host.pop(name)).values
+    id = world.submit(prompt, 1)
+    world.answer_ask()
+    assert [len(transfer.copies) for transfer, _ in world.transfers] == [4]
+    world.settle()
+    assert by_tier(world, id) == {"device": 0, "host": 16, "disk": 16}
 
 
 def test_the_wait_for_the_disk_follows_the_measured_rate() -> None:
@@ -161,7 +203,7 @@ def test_the_wait_for_the_disk_follows_the_measured_rate() -> None:
     world.settle()
 
 
-def test_a_failed_read_ends_the_run_where_it_is() -> None:
+def test_a_failed_read_leaves_a_hole_that_is_computed() -> None:
     world = stored()
     prompt = warm(world, spill=True)
     id = world.submit(prompt, 2)
@@ -169,8 +211,10 @@ def test_a_failed_read_ends_the_run_where_it_is() -> None:
     world.stage()
     world.stage()
     world.stage(fail=True)
+    before = counter(world, "computed_tokens")
     world.settle()
-    assert by_tier(world, id)["disk"] == 8
+    assert by_tier(world, id)["disk"] == 28
+    assert counter(world, "computed_tokens") - before == 4 + 1 + 1
     assert counter(world, "load_timeouts") == 0
 
 

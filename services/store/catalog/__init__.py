@@ -5,6 +5,6 @@ Its only lasting trace is the arena's header tables. Never touches a payload, a 
 what is to be moved, others move it and tell it the outcome.
 
 Read in this order: `identity_table`, `order` and `entries` (the packed rows), `slots` (the host tier's room), `blocks`
-(pins, recency, eviction), `leases` and `behind` (loads, write-behind), `catalog` (the one door), then `clearing`,
-`recovery` with `rebuild`, and `integrity` (what must hold at all times).
+(pins, recency, eviction), `staging`, `leases` and `behind` (loads, write-behind), `catalog` (the one door), then
+`clearing`, `recovery` with `rebuild`, and `integrity` (what must hold at all times).
 """

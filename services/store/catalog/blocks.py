@@ -95,6 +95,14 @@ class Blocks:
             entries.disk_order.remove(DISK, entry)
             entries.disk_order.push(DISK, entry)
 
+    def to_oldest(self, entry: int) -> None:
+        """An unpinned block that the disk holds too becomes the first whose slot is reused; others stay."""
+        entries = self.entries
+        if entry in entries.host_order and entries.flags[entry] & ON_DISK:
+            head = self._host_head(entry)
+            entries.host_order.remove(head, entry)
+            entries.host_order.insert_behind(head, entries.host_order.previous[head], entry)
+
     def mark(self, entry: int, tick: int) -> None:
         """Sets an entry's recency, in its header too."""
         self.entries.tick[entry] = tick
@@ -175,11 +183,13 @@ class Blocks:
         if in_host_order:  # the oldest place: behind its parent wherever that is
             head = self._host_head(entry)
             entries.host_order.insert_behind(head, entries.host_order.previous[head], entry)
-        if entry in entries.disk_order:
+        in_disk_order = entry in entries.disk_order
+        if in_disk_order:
             entries.disk_order.remove(DISK, entry)
-            if slot == NONE:
-                entries.detach(entry)
-                entries.remove(entry)
+        if slot == NONE and not entries.flags[entry] & DETACHED:
+            entries.detach(entry)
+        if slot == NONE and in_disk_order:  # else pinned: it goes with its last pin
+            entries.remove(entry)
 
     def suspect(self, entry: int) -> None:
         """The host copy of a pinned block failed its checksum: nobody sees it again, its slot rests for a while."""

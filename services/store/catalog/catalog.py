@@ -1,7 +1,7 @@
 """The store's catalogue: what is held where, for whom, and what may happen next. Pure and deterministic.
 
     engine             OpenEngine ─ Reserve ─ Commit / Abandon            (saves)
-                       Lookup ─ Found, Staged ─ Release                   (loads: `leases`)
+                       Lookup ─ Found, Staged, Taken ─ Release            (loads: `leases`)
     disk lane          next_batch ─ written / put_back                    (write-behind: `behind`)
                        evict_disk                                         (room on disk)
     anybody            clear, statistics, check_integrity
@@ -25,9 +25,10 @@ from services.store.catalog.blocks import Blocks, Counters
 from services.store.catalog.clearing import Dropped, clear_blocks
 from services.store.catalog.entries import DETACHED
 from services.store.catalog.identity_table import Identities, IdentityMap, PackedMap
-from services.store.catalog.leases import Found, Generations, Leases, LookupCounters, Owner, StagedRun, StageOrder
+from services.store.catalog.leases import Found, Leases, LookupCounters, Owner
 from services.store.catalog.order import NONE
 from services.store.catalog.slots import CLEAN, DIRTY, FREE, GRANTED, STAGING
+from services.store.catalog.staging import Generations, StageOrder
 from shared.messages.store import (
     COMMIT_DONE,
     COMMIT_STALE,
@@ -93,8 +94,8 @@ class Catalog:
     ) -> None:
         self.blocks = Blocks(headers, max_slots=max_slots, make_map=make_map)
         self.behind = WriteBehind(self.blocks)
-        self.leases = Leases(self.blocks, first_number=starts << 32 | 1)
         self.generations = Generations(starts)
+        self.leases = Leases(self.blocks, self.generations, first_number=starts << 32 | 1)
         self.epoch = epoch
         self._all_cleared_at = epoch  # what was cleared before we started is not known by scope: all of it counts
         self._cleared_at: dict[Scope, int] = {}
@@ -227,14 +228,13 @@ class Catalog:
 
     def lookup(self, owner: Owner, identities: list[bytes]) -> Found:
         """See `Leases.lookup`."""
-        return self.leases.lookup(owner, identities, self.generations)
+        return self.leases.lookup(owner, identities)
 
-    def staged(self, order: StageOrder, **outcome: bool | int | bytes) -> list[StagedRun]:
+    def staged(self, order: StageOrder, **outcome: bool | int | bytes) -> None:
         """See `Leases.staged`. A block whose disk copy was lost while it was read is to be written again."""
-        news = self.leases.staged(order, **outcome)  # type: ignore[arg-type]
+        self.leases.staged(order, **outcome)  # type: ignore[arg-type]
         if outcome["ok"] and self.blocks.slots.state[order.slot] == DIRTY:
             self.behind.push(order.slot)
-        return news
 
     # --- clear -----------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ def _check_entry(catalog: Catalog, entry: int) -> None:
             assert entries.root[parent] == entries.root[entry], f"{name}: its parent has another root"
         assert state is not None or flags & ON_DISK, f"{name} is on no tier"
     if state is None:
-        assert flags & ON_DISK, f"{name} has no slot and is not on disk"
+        assert flags & (ON_DISK | DETACHED), f"{name} has no slot and is not on disk"
     else:
         assert slots.entry[slot] == entry, f"{name}: slot {slot} belongs to entry {slots.entry[slot]}"
         allowed = (GRANTED, STAGING, DIRTY, CLEAN, QUARANTINED)
@@ -90,7 +90,7 @@ def _check_counts(catalog: Catalog, live: list[int], writing: int) -> None:
     assert not wrong, f"entries {wrong} count {[entries.children[e] for e in wrong]} children, have {children[wrong]}"
     named = sum(1 for entry in live if not entries.flags[entry] & DETACHED)
     assert len(entries.map) == named, f"the map holds {len(entries.map)} names, {named} entries have one"
-    leased = sum(len(lease.entries) for lease in catalog.leases.open.values())
+    leased = sum(entry != NONE for lease in catalog.leases.open.values() for entry in lease.entries)
     ours = int(np.isin(slots.columns["state"], (GRANTED, STAGING)).sum())
     pins = sum(entries.pins[entry] for entry in live)
     assert pins == leased + ours + writing, f"{pins} pins; {leased} leased + {ours} granted or staging + {writing}"

@@ -1,41 +1,43 @@
-"""Leases: a run of blocks that an engine is loading. Its blocks are pinned until it is released.
+"""Leases: a run of blocks that an engine is loading. Its blocks are pinned until they are taken, or it is released.
 
-    Lookup ─► lease over the leading run held: host blocks at once, disk blocks staged into slots of ours
-              staged in any order, told in order ─► Staged pushes │ a failed one ends the run there
-    Release ─► unpinned, deepest first, so that parents end up more recent than their children
+    Lookup  ─► lease over the leading run held: host blocks at once, disk blocks staged into slots of ours, from the
+               back ─► Staged pushes, in the order in which they arrive │ a failed one is a hole, the others still come
+    Taken   ─► these are on the device: unpinned, so their slots are room for what is still to be staged
+    Release ─► all the rest unpinned, deepest first, so that parents end up more recent than their children
 
-Two leases that want the same disk block share one read.
+A lease may be larger than the host tier: at most `window` blocks of it are on their way from disk, or here and not
+taken yet. One that found no room waits until somebody gives some back. From the back, because the engine may compute
+the front meanwhile. Two leases that want the same disk block share one read.
 """
 
 from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.store.arena.records import FLAG_CLEAN, GRANTED, VALID
 from services.store.catalog.blocks import Blocks
 from services.store.catalog.entries import DETACHED, ON_DISK, SUSPECT
 from services.store.catalog.order import NONE
-from services.store.catalog.slots import CLEAN, DIRTY, FREE, STAGING
+from services.store.catalog.slots import CLEAN, DIRTY, STAGING
+from services.store.catalog.staging import Generations, StageOrder, begin_staging, end_staging, is_wanted
 
 MAX_LEASES = 4096
 """More are refused (as a miss): somebody forgets to release."""
+
+WINDOW_BYTES = 64 << 20
+"""Twice what all readers may have under way: while one half is read, the other is copied and given back. At most half
+of the host tier, so that two can be served at the same time.
+"""
+
+REFILL_BYTES = 4 << 20
+"""A window is refilled by so much at a time, so that neighbours on disk are read in one call."""
 
 Owner = tuple[str, int]
 """Engine and incarnation of its scheduler."""
 
 
-class StageOrder(NamedTuple):
-    """A disk block to read into the arena at `offset`."""
-
-    identity: bytes
-    slot: int
-    generation: int
-    offset: int
-    length: int
-
-
 class BlockPlace(NamedTuple):
-    """Where a leased block lies. `staged` False: on its way from disk."""
+    """Where a leased block lies. `staged` False: on its way from disk, so only `from_disk` means anything."""
 
     slot: int
     offset: int
@@ -45,23 +47,28 @@ class BlockPlace(NamedTuple):
     from_disk: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class Lease:
-    """`entries`: pinned, in order. Those before `told` have been told to the owner as being in the arena.
+    """`entries`: pinned, in order; NONE where the block was taken, or will not come.
 
-    `by_push`: per block, whether the owner learns of it by a Staged (1) or knew from Found (0).
+    `known`: per block, whether its owner was told where it lies. `cursor`: blocks from there on are staged, or being
+    staged, or need not be. `ahead`: indices of those that were staged for it and are not taken yet.
     """
 
     number: int
     owner: Owner
     entries: "array[int]"
-    by_push: bytes
-    told: int = 0
-    failed: bool = False
+    known: bytearray
+    cursor: int
+    window: int
+    refill: int
+    spent: bool = False
+    """Too large for the host tier: what was taken of it is the first to go."""
+    ahead: set[int] = field(default_factory=set)
 
 
 class StagedRun(NamedTuple):
-    """News for a lease's owner: blocks from `first` on are in the arena; or `failed`: the run ends there."""
+    """News for a lease's owner: blocks from `first` on are in the arena; or `failed`: these will not come."""
 
     lease: Lease
     first: int
@@ -69,9 +76,12 @@ class StagedRun(NamedTuple):
     failed: bool
 
 
+NO_PLACE = BlockPlace(0, 0, 0, 0, staged=False, from_disk=True)
+
+
 @dataclass
 class LookupCounters:
-    """Blocks looked up, and where they were found."""
+    """Blocks looked up, and where they were found. `no_room`: lookups whose disk part found no room at once."""
 
     lookups: int = 0
     asked: int = 0
@@ -95,24 +105,35 @@ class Found:
 
 
 class Leases:
-    """All leases of this store's life; numbers carry the start count, so that an old release never fits a new lease."""
+    """All leases of this store's life; numbers carry the start count, so that an old release never fits a new lease.
 
-    def __init__(self, blocks: Blocks, *, first_number: int) -> None:
+    After whatever may have brought news or freed room, the shell asks for `more` reads, then for `take_news`.
+    """
+
+    def __init__(self, blocks: Blocks, generations: Generations, *, first_number: int) -> None:
         self._blocks = blocks
+        self._generations = generations
         self._next = first_number
+        self.window_bytes, self.refill_bytes = WINDOW_BYTES, REFILL_BYTES
         self.open: dict[int, Lease] = {}
-        self._incomplete: set[int] = set()
+        self._awaited: dict[int, list[tuple[Lease, int]]] = {}
+        """Entries that are not in the arena yet: who waits for them, with the index there."""
+        self._short: dict[int, Lease] = {}
+        """Leases that go on when there is room, longest waiting first."""
+        self._news: list[StagedRun] = []
         self.counters = LookupCounters()
 
     # --- lookup ----------------------------------------------------------------------------------------------
 
-    def lookup(self, owner: Owner, identities: list[bytes], generation: "Generations") -> Found:
-        """Leases the leading run that is held and (for its disk part) has room in the arena."""
+    def lookup(self, owner: Owner, identities: Sequence[bytes]) -> Found:
+        """Leases the leading run that is held, and begins to stage its disk part.
+
+        A disk part that no room can be had for, now or by what this lease and others give back, is not leased.
+        """
         blocks, entries = self._blocks, self._blocks.entries
         self.counters.lookups += 1
         self.counters.asked += len(identities)
         run: array[int] = array("I")
-        orders: list[StageOrder] = []
         blocks.tick += 1
         for identity in identities if len(self.open) < MAX_LEASES else ():
             entry = entries.map.get(identity)
@@ -122,32 +143,40 @@ class Leases:
                 self._adopt(entry, run[-1])
             blocks.pin(entry)
             run.append(entry)
-        # Only now, with the whole run pinned, is room made, so that reads do not evict what this very lookup found;
-        # when there is no other room, its deepest blocks give way: a shorter run that begins at the front is of use.
-        index, wanted = 0, len(run)
-        while index < len(run):
-            if entries.host[run[index]] == NONE:
-                while (order := self._begin_staging(run[index], generation)) is None and len(run) > index + 1:
-                    self._unpin(run[-1:])
-                    run.pop()
-                if order is None:
-                    self._unpin(run[index:])
-                    run = run[:index]
-                    break
-                orders.append(order)
-            index += 1
-        self.counters.no_room += len(run) < wanted
         if not run:
             return Found(None, [])
+        lease = self._begin(owner, run)
         places = [self._place(entry) for entry in run]
-        lease = Lease(self._next, owner, run, bytes(not place.staged for place in places))
-        self._next += 1
-        self.open[lease.number] = lease
-        self._advance(lease)
-        if lease.told < len(run):
-            self._incomplete.add(lease.number)
+        lease.known[:] = bytes(place.staged for place in places)
+        for index, place in enumerate(places):
+            if not place.staged:
+                self._awaited.setdefault(run[index], []).append((lease, index))
+        orders = self._stage_on(lease)
+        self.counters.no_room += lease.number in self._short
+        if not lease.ahead and not any(lease.known) and len(self.open) == 1:
+            self.release(lease.number)
+            return Found(None, [])
         self._count_hits(run, places)
         return Found(lease, places, orders)
+
+    def _begin(self, owner: Owner, run: "array[int]") -> Lease:
+        """A lease over pinned entries, whose reads come only now: with the whole run pinned, they evict none of it."""
+        entries, slots = self._blocks.entries, self._blocks.slots
+        longest = max(entries.length[entry] for entry in run)
+        missing = sum(entries.host[entry] == NONE for entry in run)
+        lease = Lease(
+            number=self._next,
+            owner=owner,
+            entries=run,
+            known=bytearray(len(run)),
+            cursor=len(run),
+            window=max(1, min(self.window_bytes // longest, slots.capacity() // 2)),
+            refill=max(1, self.refill_bytes // longest),
+            spent=missing > slots.capacity() // 2,
+        )
+        self._next += 1
+        self.open[lease.number] = lease
+        return lease
 
     def _count_hits(self, run: "array[int]", places: list[BlockPlace]) -> None:
         lengths = self._blocks.entries.length
@@ -174,128 +203,118 @@ class Leases:
 
     def _place(self, entry: int) -> BlockPlace:
         slots, slot = self._blocks.slots, self._blocks.entries.host[entry]
-        staged = slots.state[slot] != STAGING
-        return BlockPlace(
-            slot=slot,
-            offset=self._blocks.headers.offset(slot),
-            generation=slots.generation[slot],
-            checksum=slots.checksum[slot],
-            staged=staged,
-            from_disk=not staged,
-        )
+        if slot == NONE or slots.state[slot] == STAGING:
+            return NO_PLACE
+        offset = self._blocks.headers.offset(slot)
+        return BlockPlace(slot, offset, slots.generation[slot], slots.checksum[slot], staged=True, from_disk=False)
 
     # --- staging ---------------------------------------------------------------------------------------------
 
-    def _begin_staging(self, entry: int, generation: "Generations") -> StageOrder | None:
-        blocks, entries = self._blocks, self._blocks.entries
-        length = entries.length[entry]
-        size = blocks.slots.size_class(length)
-        slot = blocks.allocate(size) if size >= 0 else NONE
-        if slot == NONE:
-            return None
-        identity = entries.identity(entry)
-        number = generation.next()
-        slots = blocks.slots
-        slots.state[slot], slots.entry[slot], slots.generation[slot] = STAGING, entry, number
-        slots.engine[slot] = slots.checksum[slot] = 0
-        self._write_header(entry, slot, GRANTED, parent=bytes(32))
-        entries.host[entry] = slot
-        blocks.pin(entry)  # the read's own pin: a released lease does not take the slot from under it
-        return StageOrder(identity, slot, number, blocks.headers.offset(slot), length)
+    def more(self) -> list[StageOrder]:
+        """Reads for leases that waited for room, as far as there is some now."""
+        waiting, self._short = self._short, {}
+        return [order for lease in waiting.values() for order in self._stage_on(lease)]
 
-    def _write_header(self, entry: int, slot: int, state: int, *, parent: bytes) -> None:
-        entries = self._blocks.entries
-        self._blocks.headers.write(
-            slot,
-            state,
-            identity=entries.identity(entry),
-            parent=parent,
-            root=entries.roots[entries.root[entry]],
-            generation=self._blocks.slots.generation[slot],
-            engine=0,
-            epoch=0,
-            length=entries.length[entry],
-            checksum=self._blocks.slots.checksum[slot],
-            recency=entries.tick[entry],
-            flags=FLAG_CLEAN,
-        )
+    def take_news(self) -> list[StagedRun]:
+        """What owners must be told, neighbours together."""
+        news, self._news = self._news, []
+        news.sort(key=lambda run: (run.lease.number, run.failed, run.first))
+        runs: list[StagedRun] = []
+        for run in news:
+            last = runs[-1] if runs else None
+            same = last is not None and last.lease is run.lease and last.failed == run.failed
+            if last is not None and same and last.first + len(last.places) == run.first:
+                last.places.extend(run.places)
+            else:
+                runs.append(run)
+        return [run for run in runs if run.lease.number in self.open]
+
+    def _stage_on(self, lease: Lease) -> list[StageOrder]:
+        """Orders reads of the next blocks towards the front, as many as window and room allow."""
+        entries, orders = self._blocks.entries, list[StageOrder]()
+        if lease.ahead and len(lease.ahead) > lease.window - lease.refill:
+            return orders
+        while lease.cursor and len(lease.ahead) < lease.window:
+            index = lease.cursor - 1
+            entry = lease.entries[index]
+            if entry != NONE and not lease.known[index]:
+                if entries.host[entry] == NONE:
+                    if entries.flags[entry] & (DETACHED | ON_DISK) != ON_DISK:  # cleared, or lost, since the lookup
+                        self._forsake(entry)
+                        continue
+                    order = begin_staging(self._blocks, entry, self._generations)
+                    if order is None:
+                        self._short[lease.number] = lease
+                        break
+                    orders.append(order)
+                lease.ahead.add(index)
+            lease.cursor -= 1
+        return orders
 
     def is_wanted(self, order: StageOrder) -> bool:
-        """Whether anybody still waits for a read that has not begun (its own pin is not a reason to read)."""
-        entry = self._blocks.slots.entry[order.slot]
-        return bool(self._blocks.entries.pins[entry] > 1 and not self._blocks.entries.flags[entry] & DETACHED)
+        """Whether anybody still waits for a read that has not begun."""
+        return is_wanted(self._blocks, order)
 
     def staged(
         self, order: StageOrder, *, ok: bool, checksum: int = 0, parent: bytes = bytes(32), lost: bool = True
-    ) -> list[StagedRun]:
-        """A read has ended: returns what owners must be told.
-
-        `checksum` and `parent` are what the disk knows of the block. `lost`: a failed read means that the disk copy
-        is gone (and not that the disk could not be asked).
-        """
-        blocks, entries, slots = self._blocks, self._blocks.entries, self._blocks.slots
-        entry = slots.entry[order.slot]
-        assert slots.state[order.slot] == STAGING
-        assert slots.generation[order.slot] == order.generation
-        if ok and not entries.flags[entry] & DETACHED:
-            slots.checksum[order.slot] = checksum
-            self._write_header(entry, order.slot, VALID, parent=parent)
-            slots.state[order.slot] = CLEAN if entries.flags[entry] & ON_DISK else DIRTY  # the index was lost meanwhile
-            before = entries.map.get(parent)
-            if before != NONE and entries.parent[entry] == NONE:
-                entries.link(entry, before)
+    ) -> None:
+        """A read has ended; see `end_staging`."""
+        entry = self._blocks.slots.entry[order.slot]
+        if end_staging(self._blocks, order, ok=ok, checksum=checksum, parent=parent, lost=lost):
             self.counters.staged += 1
             self.counters.staged_bytes += order.length
+            place = self._place(entry)._replace(from_disk=True)
+            for lease, index in self._awaited.pop(entry, ()):
+                lease.known[index] = 1
+                self._news.append(StagedRun(lease, index, [place], failed=False))
         else:
             self.counters.stage_failures += 1
-            blocks.headers.free(order.slot)
-            entries.host[entry] = NONE
-            slots.state[order.slot] = FREE
-            slots.give_back(order.slot)
-            if lost and entries.flags[entry] & ON_DISK:
-                blocks.counters.disk_failures += 1
-                entries.flags[entry] &= ~ON_DISK
-                if not entries.flags[entry] & DETACHED:
-                    entries.detach(entry)
-        news = [run for number in sorted(self._incomplete) for run in self._tell(self.open[number], entry)]
-        blocks.unpin(entry)
-        return news
+            self._forsake(entry)
+        self._blocks.unpin(entry)
 
-    def _tell(self, lease: Lease, entry: int) -> list[StagedRun]:
-        """What `lease` learns from a read of `entry` that has ended."""
-        entries = self._blocks.entries
-        runs: list[StagedRun] = []
-        if entries.host[entry] == NONE and entry in lease.entries:
-            end = lease.entries.index(entry)
-            self._unpin(lease.entries[end:])
-            lease.entries = lease.entries[:end]
-            lease.failed = True
-        known = lease.told
-        self._advance(lease)
-        for index in range(known, lease.told):
-            if not lease.by_push[index]:
-                continue
-            if not runs or index != runs[-1].first + len(runs[-1].places):
-                runs.append(StagedRun(lease, index, [], False))
-            runs[-1].places.append(self._place(lease.entries[index]))
-        if lease.told == len(lease.entries):
-            self._incomplete.discard(lease.number)
-            if lease.failed:
-                runs.append(StagedRun(lease, lease.told, [], True))
-        return runs
+    def _forsake(self, entry: int) -> None:
+        """A block that somebody waits for will not come."""
+        for lease, index in self._awaited.pop(entry, ()):
+            self._news.append(StagedRun(lease, index, [NO_PLACE], failed=True))
+            self._let_go(lease, [index])
+            self._go_on(lease)
 
-    def _advance(self, lease: Lease) -> None:
-        entries, state = self._blocks.entries, self._blocks.slots.state
-        while lease.told < len(lease.entries) and state[entries.host[lease.entries[lease.told]]] != STAGING:
-            lease.told += 1
+    # --- taking, release -------------------------------------------------------------------------------------
 
-    # --- release ---------------------------------------------------------------------------------------------
+    def taken(self, number: int, owner: Owner, indices: Iterable[int]) -> list[int]:
+        """These blocks are on the device, checked: unpinned. Returns their entries that are still there.
 
-    def _unpin(self, run: "array[int]") -> None:
-        for entry in reversed(run):
-            if not self._blocks.entries.flags[entry] & DETACHED:
-                self._blocks.mark(entry, self._blocks.tick)
-            self._blocks.unpin(entry)
+        What the owner was not told of, or has given back before, is not touched.
+        """
+        lease = self.open.get(number)
+        if lease is None or lease.owner != owner:
+            return []
+        own, known = lease.entries, lease.known
+        mine = sorted({i for i in indices if i < len(own) and own[i] != NONE and known[i]}, reverse=True)
+        entries = [own[index] for index in mine]
+        self._blocks.tick += 1
+        self._let_go(lease, mine)
+        self._go_on(lease)
+        return [entry for entry in entries if self._blocks.entries.flags[entry]]
+
+    def _go_on(self, lease: Lease) -> None:
+        if lease.cursor:
+            self._short[lease.number] = lease
+
+    def _let_go(self, lease: Lease, indices: Iterable[int]) -> None:
+        """Unpins blocks, in this order; those that were only passing through are the first whose slots are reused."""
+        for index in indices:
+            entry, lease.entries[index] = lease.entries[index], NONE
+            passing = lease.spent and index in lease.ahead
+            lease.ahead.discard(index)
+            self._unpin(entry)
+            if passing:
+                self._blocks.to_oldest(entry)
+
+    def _unpin(self, entry: int) -> None:
+        if not self._blocks.entries.flags[entry] & DETACHED:
+            self._blocks.mark(entry, self._blocks.tick)
+        self._blocks.unpin(entry)
 
     def release(self, number: int, owner: Owner | None = None, bad: tuple[int, ...] = ()) -> bool:
         """Gives a lease back; `bad`: indices of blocks that failed their checksum. False: it has no such lease."""
@@ -303,13 +322,23 @@ class Leases:
         if lease is None or (owner is not None and lease.owner[0] != owner[0]):
             return False
         del self.open[number]
-        self._incomplete.discard(number)
-        for index in bad:
-            if index < len(lease.entries) and (index < lease.told or not lease.by_push[index]):
+        self._short.pop(number, None)
+        held = [index for index, entry in enumerate(lease.entries) if entry != NONE]
+        for index in held:
+            if not lease.known[index]:
+                self._stop_waiting(lease, index)
+        for index in set(bad).intersection(held):
+            if lease.known[index]:
                 self._blocks.suspect(lease.entries[index])
         self._blocks.tick += 1
-        self._unpin(lease.entries)
+        self._let_go(lease, reversed(held))
         return True
+
+    def _stop_waiting(self, lease: Lease, index: int) -> None:
+        waiting = self._awaited[lease.entries[index]]
+        waiting.remove((lease, index))
+        if not waiting:
+            del self._awaited[lease.entries[index]]
 
     def release_owner(self, owner: Owner) -> int:
         """Gives back all leases of a scheduler that is no more; how many."""
@@ -323,19 +352,3 @@ class Leases:
         for number in numbers:
             self.release(number)
         return len(numbers)
-
-
-class Generations:
-    """Numbers that only grow, over restarts too: the start count in the upper half."""
-
-    def __init__(self, starts: int) -> None:
-        self._last = starts << 32
-
-    def next(self) -> int:
-        """A generation that no slot ever had."""
-        self._last += 1
-        return self._last
-
-    def at_least(self, starts: int) -> None:
-        """No generation of before this start from now on."""
-        self._last = max(self._last, starts << 32)
