@@ -16,6 +16,8 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from tests.random_blocks import random_blocks
+
 Array = npt.NDArray[Any]
 
 CORPUS = [
@@ -166,12 +168,42 @@ def unpermuted(tiny: Tiny, name: str, tensor: Array) -> Array:
     return out
 
 
+def kind_of(name: str, tensor: Array, kind: str, kinds: Mapping[str, str] | None = None) -> str:
+    """What `write_gguf` stores a tensor as."""
+    if tensor.ndim < 2:
+        return "F32"
+    return next((other for part, other in (kinds or {}).items() if part in name), kind)
+
+
+def stored(tiny: Tiny, name: str, tensor: Array, kind: str) -> Array:
+    """What `write_gguf` stores: quantised, or where the package can't, random blocks instead of the values."""
+    turned = permuted(tiny, name, tensor)
+    try:
+        return np.asarray(gguf.quants.quantize(turned, gguf.GGMLQuantizationType[kind]))
+    except NotImplementedError:
+        random = np.random.default_rng(list(name.encode()))
+        return random_blocks(kind, *tensor.shape, random, 0.3)
+
+
+def dequantised(
+    tiny: Tiny, tensors: Mapping[str, Array], kind: str, kinds: Mapping[str, str] | None = None
+) -> dict[str, Array]:
+    """The fp32 values of what `write_gguf` stores, by Hugging Face names and in their row order."""
+    out = {}
+    for name, tensor in tensors.items():
+        as_kind = kind_of(name, tensor, kind, kinds)
+        values = gguf.dequantize(stored(tiny, name, tensor, as_kind), gguf.GGMLQuantizationType[as_kind])
+        out[name] = unpermuted(tiny, name, np.ascontiguousarray(values, np.float32).reshape(tensor.shape))
+    return out
+
+
 def write_gguf(
     path: Path,
     tiny: Tiny,
     tensors: Mapping[str, Array],
     *,
     kind: str = "F32",
+    kinds: Mapping[str, str] | None = None,
     vocabulary: Vocabulary | None = None,
     pre: str = "gpt-2",
     extra: Mapping[str, Any] | None = None,
@@ -179,7 +211,7 @@ def write_gguf(
 ) -> Path:
     """Writes `tensors` (Hugging Face names and row order) as GGUF; matrices in type `kind`, norms in F32.
 
-    `extra`: metadata to set or (None) to leave out.
+    `kinds`: other types for matrices whose names hold the key. `extra`: metadata to set or (None) to leave out.
     """
     vocabulary = vocabulary or train_vocabulary()
     arch = tiny.family
@@ -209,12 +241,10 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, arch)
     for key, value in metadata.items():
         _add(writer, key, value)
-    quantised = gguf.GGMLQuantizationType[kind]
     for name, tensor in tensors.items():
-        stored = permuted(tiny, name, tensor)
-        as_kind = quantised if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
-        data = gguf.quants.quantize(stored, as_kind)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=as_kind)
+        as_kind = kind_of(name, tensor, kind, kinds)
+        data = stored(tiny, name, tensor, as_kind)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=gguf.GGMLQuantizationType[as_kind])
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     writer.write_header_to_file()
@@ -235,6 +265,29 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_string(key, value)
     elif isinstance(value, Sequence):
         writer.add_array(key, value)
+
+
+def split_gguf(path: Path, shards: int) -> list[Path]:
+    """Divides a file among `shards` beside it, named and marked as the published tool does; the file goes."""
+    reader = gguf.GGUFReader(path)
+    names = [path.with_name(f"{path.stem}-{n + 1:05}-of-{shards:05}.gguf") for n in range(shards)]
+    arch = reader.fields["general.architecture"].contents()
+    for number, name in enumerate(names):
+        writer = gguf.GGUFWriter(name, arch)
+        for key, value in reader.fields.items() if number == 0 else ():
+            if not key.startswith("GGUF.") and key != "general.architecture":
+                _add(writer, key, value.contents())
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", shards)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number::shards]:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    path.unlink()
+    return names
 
 
 def write_directory(

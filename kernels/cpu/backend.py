@@ -7,7 +7,7 @@ import structlog
 from kernels.cpu import converted
 from kernels.cpu.library import NoLibrary, declarations, library
 from kernels.cpu.model import CpuModel
-from kernels.cpu.packing import INT8_KINDS, Matrix, pack, packed_as
+from kernels.cpu.packing import INT8_KINDS, Matrix, Plan, is_widened, pack, packed_as
 from kernels.interface import Footprint, Progress, Unfit, Weights
 from kernels.program import MatrixOp, Op, Program, tensors_of
 from shared.config import ConfigError
@@ -70,6 +70,10 @@ class Cpu:
         """
         parts = _parts(program)
         self._check_int8(parts)
+        widened = [one.name for part in parts.values() for one in part.tensors if is_widened(one)]
+        if widened:
+            reason = "their scales change within 32 inputs; they are kept in fp32, which takes four times the room"
+            self._log.warning("weights_in_fp32", tensors=len(widened), first=widened[0], reason=reason)
         data = self._mapped(parts, kept, progress) if kept else None
         if data is None:
             data = {}
@@ -81,7 +85,7 @@ class Cpu:
         return CpuModel(self._library, program, listed, self.threads, self.int8)
 
     def _check_int8(self, parts: "dict[str, _Part]") -> None:
-        if self.int8 and not any(part.kind in INT8_KINDS for part in parts.values()):
+        if self.int8 and not any(part.plan.takes_int8 for part in parts.values()):
             found = ", ".join(sorted({tensor.kind for part in parts.values() for tensor in part.tensors}))
             known = ", ".join(sorted(INT8_KINDS))
             raise ConfigError(
@@ -122,14 +126,16 @@ class _Part:
     """A matrix to be: its tensors and what they pack into."""
 
     tensors: tuple[Tensor, ...]
-    kind: str
-    out: int
-    width: int
-    nbytes: int
+    plan: Plan
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes once packed."""
+        return self.plan.nbytes
 
     def matrix(self, data: converted.Bytes) -> Matrix:
         """Over its packed bytes."""
-        return Matrix(self.kind, self.out, self.width, data)
+        return Matrix(self.plan, data)
 
 
 def _name(op: Op) -> str:
@@ -146,7 +152,7 @@ def _parts(program: Program) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
     for op in program.ops:
         if isinstance(op, MatrixOp):
-            part = _Part(tuple(tensors_of(op)), *packed_as(tensors_of(op)))
+            part = _Part(tuple(tensors_of(op)), packed_as(tensors_of(op)))
             known = parts.setdefault(_name(op), part)
             if any(one is not other for one, other in zip(known.tensors, part.tensors, strict=True)):
                 raise ValueError(f"two different weights are called {_name(op)}")

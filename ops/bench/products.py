@@ -4,7 +4,7 @@
 ours in fp32.
 
 The products of one step of SmolLM2-135M, 30 layers in their order (Q4_1) and, for as many rows as a decode step has,
-the head (Q8_0), with weights of random values. Every matrix is another one, so that few rows read memory as they do in
+the head (Q8), with panels of random values. Every matrix is another one, so that few rows read memory as they do in
 a model. Ours runs on plain threads that don't wait for each other between products: kernels alone, without a step's
 barriers. Interleaved, medians; GB/s are bytes of the weights as packed, GF/s two operations a weight and row. `--cpu`
 counts processor seconds, for a busy machine, and then with `--threads 1`: waiting threads of torch spin.
@@ -16,15 +16,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
 from kernels.cpu import library, packing
+from kernels.cpu.blocks import GROUPS
 from ops.bench.measure import interleaved
-from shared.model.tensors import BLOCK_BYTES, BLOCK_VALUES, Tensor
 
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 """[out, in] of q + k + v, o, gate + up, down."""
@@ -37,10 +36,10 @@ HEAD_ROWS = 32
 class Ours:
     """The kernels on `threads` threads."""
 
-    def __init__(self, kind: str, threads: int, library_: str) -> None:
+    def __init__(self, format: str, threads: int, library_: str) -> None:
         self.library = library.load(library_)
-        self.layers = [packing.pack([random_tensor(kind, *shape)]) for _ in range(LAYERS) for shape in LAYER]
-        self.head = packing.pack([random_tensor("Q8_0", *HEAD)])
+        self.layers = [random_matrix(format, *shape) for _ in range(LAYERS) for shape in LAYER]
+        self.head = random_matrix("Q8", *HEAD)
         self.threads = threads
         self.pool = ThreadPoolExecutor(threads)
         self.scratch = [np.empty(self.library.pd_product_scratch(), np.float32) for _ in range(threads)]
@@ -93,18 +92,21 @@ class Ours:
         return lambda: [None for _ in self.pool.map(part, range(self.threads))].clear()
 
 
-def random_tensor(kind: str, out: int, width: int) -> Tensor:
+def random_matrix(format: str, out: int, width: int) -> packing.Matrix:
     """Any bits will do as weights, so long as the scales are sound."""
     random = np.random.default_rng(out + width)
-    blocks = random.integers(0, 256, (out * width // BLOCK_VALUES[kind], BLOCK_BYTES[kind]), dtype=np.uint8)
-    floats = blocks.view(np.uint8)
-    if BLOCK_VALUES[kind] == 1:
-        values: npt.NDArray[np.generic] = random.standard_normal(len(blocks)).astype(np.float32)
-        floats = (values if kind == "F32" else values.astype(np.float16)).view(np.uint8)
+    plan = packing.Plan((packing.Run(format, out),), width)
+    data = library.aligned(plan.nbytes)
+    data[:] = random.integers(0, 256, plan.nbytes, dtype=np.uint8)
+    if format in GROUPS:
+        groups = data.view(GROUPS[format])
+        for name in {"d", "m"} & set(groups.dtype.names or ()):
+            scale = 0.002 + 0.001 * random.random(groups[name].shape)
+            groups[name] = scale if groups[name].dtype == np.float32 else scale.astype(np.float16).view(np.uint16)
     else:
-        scale = (0.002 + 0.001 * random.random((len(blocks), 2))).astype(np.float16).view(np.uint8)
-        floats[:, : 4 if kind == "Q4_1" else 2] = scale[:, : 4 if kind == "Q4_1" else 2]
-    return Tensor("random", kind, (out, width), floats.reshape(-1))
+        floats = np.float32 if format == "F32" else np.float16  # which is something for bf16, too
+        data[:] = random.standard_normal(plan.nbytes // floats().itemsize).astype(floats).view(np.uint8)
+    return packing.Matrix(plan, data)
 
 
 class Theirs:
@@ -133,17 +135,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", default="1,8,32,128,512")
-    parser.add_argument("--kind", default="Q4_1", choices=sorted(packing.FORMATS))
+    parser.add_argument("--format", default="Q4_1", choices=list(packing.NUMBERS))
     parser.add_argument("--isa", default=None)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cpu", action="store_true")
     arguments = parser.parse_args()
     clock = time.process_time if arguments.cpu else time.perf_counter
     isa = arguments.isa or library.chosen()
-    takes_int8 = arguments.kind in packing.INT8_KINDS
-    ours, theirs = Ours(arguments.kind, arguments.threads, isa), Theirs(arguments.threads)
+    takes_int8 = arguments.format in packing.INT8_FORMATS
+    ours, theirs = Ours(arguments.format, arguments.threads, isa), Theirs(arguments.threads)
     table = Table(
-        title=f"{arguments.kind} layers, Q8_0 head up to {HEAD_ROWS} rows; {isa}, {arguments.threads} threads"
+        title=f"{arguments.format} layers, Q8 head up to {HEAD_ROWS} rows; {isa}, {arguments.threads} threads"
     )
     for column in ("rows", "ours ms", "GB/s", "GF/s", "int8 ms", "ratio", "torch fp32 ms", "GF/s", "ratio"):
         table.add_column(column, justify="right")

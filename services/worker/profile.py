@@ -60,6 +60,11 @@ def size_pool(config: Config, layout: KVLayout, demand: Demand, free: int) -> Po
         )
     reserve = max(RESERVE_LEAST, int(free * RESERVE_SHARE))
     weights = 0 if demand.loaded else demand.weights
+    if weights > free:
+        raise ConfigError(
+            f"the model is larger than memory: its weights take {weights:,} bytes as this backend keeps them, "
+            f"{free:,} bytes are free; take a smaller model or a file of fewer bits, or free memory"
+        )
     left = free - weights - demand.step - reserve
     numbers = (
         f"{free:,} bytes of memory are free, {'weights are loaded' if demand.loaded else f'weights take {weights:,}'}, "

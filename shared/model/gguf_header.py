@@ -40,6 +40,9 @@ TYPE_NAMES = {
 """ggml's tensor types, so that one we don't read is refused by its name."""
 # fmt: on
 
+KINDS = tuple(kind for kind in BLOCK_VALUES if kind in TYPE_NAMES.values())
+"""Those that are read."""
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -88,8 +91,8 @@ class GgufHeader:
     def blob(self, info: TensorInfo) -> Bytes:
         """Bytes of a tensor, a view; BadModel when its type isn't known or it leaves the file."""
         where = f"{self.path}: tensor {info.name}"
-        if info.kind not in BLOCK_VALUES:
-            raise BadModel(f"{where} has type {info.kind}; known are {', '.join(BLOCK_VALUES)}")
+        if info.kind not in KINDS:
+            raise BadModel(f"{where} has type {info.kind}; known are {', '.join(KINDS)}")
         try:
             size = math.prod(info.shape[:-1]) * row_bytes(info.kind, info.shape[-1])
         except ValueError as error:

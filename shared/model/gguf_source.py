@@ -15,7 +15,8 @@ import numpy as np
 from shared.model import bpe
 from shared.model.checks import check_family, check_spec, check_window
 from shared.model.digest import cached_digest, digest_tensors
-from shared.model.gguf_header import GgufHeader, Strings, read_header
+from shared.model.gguf_header import Strings
+from shared.model.gguf_shards import GgufModel, read_gguf
 from shared.model.rope import Rope
 from shared.model.spec import BadModel, ModelSource, ModelSpec, SamplingDefaults
 from shared.model.tensors import Tensor, check_tensors, most_common_kind
@@ -46,7 +47,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 class Metadata:
     """Typed access to a header's metadata; BadModel names the key that is missing or has another type."""
 
-    def __init__(self, header: GgufHeader) -> None:
+    def __init__(self, header: GgufModel) -> None:
         self.where = header.path
         self.values = header.metadata
 
@@ -70,17 +71,15 @@ class Metadata:
 
 
 class GgufSource(ModelSource):
-    """One .gguf file."""
+    """One .gguf file, or the shards of one model."""
 
     def __init__(self, path: Path, models_dir: Path) -> None:
-        self.path = path
         self.models_dir = models_dir
-        self.header = read_header(path)
+        self.header = read_gguf(path)
+        self.path = path = self.header.path
         self.meta = Metadata(self.header)
         arch = self.meta.get("general.architecture", str)
         check_family(path, arch)
-        if self.header.metadata.get("split.count", 1) != 1:
-            raise BadModel(f"{path}: a GGUF split into several files is not supported; merge it into one first")
         self.pre = self._check_tokenizer()
         self.spec = self._spec(arch)
         check_spec(path, self.spec)
@@ -100,7 +99,7 @@ class GgufSource(ModelSource):
         """See ModelSource."""
         infos = self.header.tensors.values()
         entries = ((info.name, info.kind, info.shape, self.header.blob(info)) for info in infos)
-        return cached_digest(self.models_dir, [self.path], lambda: digest_tensors(entries))
+        return cached_digest(self.models_dir, self.header.files, lambda: digest_tensors(entries))
 
     def _check_tokenizer(self) -> str:
         """Name of the pre-tokenizer; BadModel when the tokenizer is none of ours."""
@@ -137,7 +136,7 @@ class GgufSource(ModelSource):
         template = self.header.metadata.get("tokenizer.chat_template")
         sampling = SamplingDefaults()
         return ModelSpec(
-            name=self.path.stem,
+            name=self.header.name,
             architecture=arch,
             layers=get(f"{arch}.block_count", int),
             heads=heads,

@@ -1,5 +1,6 @@
 """A Hugging Face directory as a model: config.json -> spec, safetensors -> tensors, tokenizer.json, digest."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,18 +9,26 @@ import numpy as np
 
 from shared.model.checks import check_family, check_spec, check_window
 from shared.model.digest import cached_digest, digest_tensors
+from shared.model.fp8 import Scales, scales_for
 from shared.model.hf_files import JsonFile
 from shared.model.hf_tokenizer import TokenizerTexts, load_tokenizer
 from shared.model.rope import Rope, llama3_factors
 from shared.model.safetensors_header import read_safetensors
 from shared.model.spec import BadModel, ModelSource, ModelSpec, SamplingDefaults
-from shared.model.tensors import Bytes, Tensor, check_tensors, most_common_kind
+from shared.model.tensors import F8, Bytes, Tensor, check_tensors, most_common_kind
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CLASSES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 MAX_INDEX = 64 << 20
+
+FP8_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+"""Quantisations under whose names FP8 weights come; others that do, too, are told by their tensors' types."""
+FP8_BLOCK = 128
+_SCALES = (".weight_scale", ".weight_scale_inv")
+_UNUSED = (".input_scale", ".input_scale_ub", ".activation_scale", ".k_scale", ".v_scale")
+"""Of activations and of KV, which are kept in formats of our own."""
 
 _TOP = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "lm_head"}
 _LAYER = {
@@ -140,7 +149,7 @@ class HfSource(ModelSource):
             chat_template=tokens.chat_template(),
             source_kind="hf",
             source=self.path,
-            format=most_common_kind((kind, blob.nbytes) for kind, _, blob in self._raw.values()),
+            format=most_common_kind((kind, math.prod(shape)) for kind, shape, _ in self._raw.values()),
             template_tokens=tokens.texts,
             sampling=_sampling(generation),
         )
@@ -151,9 +160,11 @@ class HfSource(ModelSource):
         if values.get("quantization_config"):
             quant = values["quantization_config"]
             method = quant.get("quant_method", "unknown") if isinstance(quant, dict) else quant
-            raise BadModel(
-                f"{self.path}: quantisation {method!r} is not supported; known are F32, F16 and BF16 weights"
-            )
+            if method not in FP8_METHODS:
+                raise BadModel(
+                    f"{self.path}: quantisation {method!r} is not supported; "
+                    "known are F32, F16, BF16 and FP8 (e4m3 with scales) weights"
+                )
         for key in ("attention_bias", "mlp_bias"):
             if get(key, bool, False):
                 raise BadModel(f"{self.path}: {key} is not supported")
@@ -196,12 +207,41 @@ class HfSource(ModelSource):
         for name, (kind, shape, blob) in self._raw.items():
             if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self.spec.tied):
                 continue  # tables of old exports; a tied head that was written all the same
+            if name.endswith(_UNUSED) or (name.endswith(_SCALES) and self._scaled(name) is not None):
+                continue
             ours = _TOP.get(name) or _layer_name(name)
             if ours is None:
                 raise BadModel(f"{self.path}: tensor {name} has no place in a {self.spec.architecture} model")
-            out[ours] = Tensor(ours, kind, shape, blob)
+            out[ours] = Tensor(ours, kind, shape, blob, scales=self._scales(name) if kind == F8 else None)
         check_tensors(self.path, self.spec, out)
         return out
+
+    def _scaled(self, scale: str) -> str | None:
+        """The FP8 weight that a tensor of scales belongs to."""
+        name = f"{scale.rpartition('.')[0]}.weight"
+        return name if self._raw.get(name, ("",))[0] == F8 else None
+
+    def _scales(self, name: str) -> Scales:
+        where, (_, shape, _) = f"{self.path}: tensor {name}", self._raw[name]
+        found = [each for suffix in _SCALES if (each := name.removesuffix(".weight") + suffix) in self._raw]
+        if len(shape) != 2 or len(found) != 1:
+            wanted = " or ".join(name.removesuffix(".weight") + suffix for suffix in _SCALES)
+            raise BadModel(f"{where} {list(shape)} is {F8} and has {len(found)} tensors of scales, not one ({wanted})")
+        kind, scale_shape, blob = self._raw[found[0]]
+        if kind == F8:
+            raise BadModel(f"{self.path}: tensor {found[0]} is {kind}; known for scales are F32, F16, BF16")
+        values = Tensor(found[0], kind, scale_shape or (1,), blob).fp32()
+        return scales_for(where, shape, values, self._block())
+
+    def _block(self) -> tuple[int, int]:
+        """Rows and columns of a block of block-wise scales."""
+        quant = self.config.values.get("quantization_config")
+        block = quant.get("weight_block_size") if isinstance(quant, dict) else None
+        if block is None:
+            return FP8_BLOCK, FP8_BLOCK
+        if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+            raise BadModel(f"{self.path}: weight_block_size is {block!r}, not a pair of sizes")
+        return block[0], block[1]
 
 
 def _sampling(generation: JsonFile) -> SamplingDefaults:

@@ -13,10 +13,10 @@ import numpy as np
 
 from shared.model.gguf_header import map_file
 from shared.model.spec import BadModel
-from shared.model.tensors import BLOCK_BYTES, Bytes
+from shared.model.tensors import BLOCK_BYTES, F8, Bytes
 
 MAX_HEADER = 100 << 20
-KINDS = ("F32", "F16", "BF16")
+KINDS = ("F32", "F16", "BF16", F8)
 
 
 def read_safetensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], Bytes]]:

@@ -5,7 +5,7 @@ Quantised formats (ggml's): rows of blocks of 32 values.
     Q4_0  fp16 d, 16 bytes of nibbles:   d * (q - 8)     low nibbles are values 0..15, high ones 16..31
     Q4_1  fp16 d, fp16 m, 16 bytes:      d * q + m
 Arithmetic is fp32 and equals the `gguf` package's bit for bit (tested), in bounded pieces so that dequantising a
-vocabulary's embedding needs no second copy of it.
+vocabulary's embedding needs no second copy of it. The package itself, slow to import, dequantises the other formats.
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shared.model.fp8 import Scales
 from shared.model.spec import BadModel, ModelSpec
 
-BLOCK_VALUES = {"F32": 1, "F16": 1, "BF16": 1, "Q8_0": 32, "Q4_0": 32, "Q4_1": 32}
-BLOCK_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+F8 = "F8_E4M3"
+"""8-bit floats, which need scales beside them (fp8.py)."""
+
+_BLOCKS = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    F8: (1, 1),
+    "Q8_0": (32, 34),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "IQ4_NL": (32, 18),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_XS": (256, 136),
+}
+BLOCK_VALUES = {kind: values for kind, (values, _) in _BLOCKS.items()}
+BLOCK_BYTES = {kind: size for kind, (_, size) in _BLOCKS.items()}
 """Values in, and bytes of, one block of each known type."""
+
+_OURS = ("Q8_0", "Q4_0", "Q4_1")
 
 _PIECE = 1 << 20
 """Values dequantised at once."""
@@ -40,6 +64,7 @@ class Tensor:
     """`shape` is [rows, columns] or [columns], `kind` a key of BLOCK_VALUES, `blob` the bytes (a view of the file).
 
     `row_order`: row i of the tensor is row `row_order[i]` of the file (GGUF's interleaved q and k), or None.
+    `scales`: of a tensor of kind F8, which alone has some.
     """
 
     name: str
@@ -47,6 +72,7 @@ class Tensor:
     shape: tuple[int, ...]
     blob: Bytes
     row_order: npt.NDArray[np.intp] | None = None
+    scales: Scales | None = None
 
     @property
     def nbytes(self) -> int:
@@ -54,8 +80,13 @@ class Tensor:
         return self.blob.nbytes
 
     def raw(self) -> Bytes:
-        """[rows, bytes a row] in the file's own format, rows in the tensor's order (a view unless re-ordered)."""
+        """[rows, bytes a row] in the file's own format, rows in the tensor's order (a view unless re-ordered).
+
+        Of kind F8: with the scales between the codes, see `Scales.blocks`.
+        """
         rows = self.blob.reshape(-1, row_bytes(self.kind, self.shape[-1]))
+        if self.scales is not None:
+            rows = self.scales.blocks(rows, np.arange(len(rows)))
         return rows if self.row_order is None else rows[self.row_order]
 
     def fp32(self, out: Floats | None = None) -> Floats:
@@ -67,8 +98,12 @@ class Tensor:
         step = max(1, _PIECE // self.shape[-1])
         for start in range(0, len(rows), step):
             stop = min(len(rows), start + step)
-            piece = rows[start:stop] if self.row_order is None else rows[self.row_order[start:stop]]
-            dequantise(self.kind, piece, flat[start:stop])
+            which = np.arange(start, stop) if self.row_order is None else self.row_order[start:stop]
+            piece = rows[start:stop] if self.row_order is None else rows[which]
+            if self.scales is None:
+                dequantise(self.kind, piece, flat[start:stop])
+            else:
+                self.scales.dequantise(piece, which, flat[start:stop])
         return out
 
 
@@ -86,6 +121,10 @@ def _dequantise(kind: str, rows: Bytes, out: Floats) -> None:
         out[...] = rows.view("<f2")
     elif kind == "BF16":
         np.left_shift(rows.view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32)
+    elif kind not in _OURS:
+        from gguf import GGMLQuantizationType, dequantize
+
+        out[...] = dequantize(rows, GGMLQuantizationType[kind])
     else:
         blocks = rows.reshape(len(rows), -1, BLOCK_BYTES[kind])
         values = out.reshape(len(rows), -1, 32)

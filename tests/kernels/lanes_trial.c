@@ -38,6 +38,10 @@ EXPORT void to_f16(const float *a, uint16_t *out) { v16_store_f16(out, v16_load(
 EXPORT void from_bf16(const uint16_t *a, float *out) { v16_store(out, v16_load_bf16(a)); }
 EXPORT void to_bf16(const float *a, uint16_t *out) { v16_store_bf16(out, v16_load(a)); }
 EXPORT void from_i8(const int8_t *a, float *out) { v16_store(out, v16_load_i8(a)); }
+EXPORT void from_e4m3(const uint8_t *a, float *out /* [2][16] */) {
+    v16_store(out, v16_load_e4m3(a));
+    for (int i = 0; i < 16; i++) out[16 + i] = pd_from_e4m3(a[i]);
+}
 EXPORT void nibbles(const uint32_t *a, float *out /* [8][16] */) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) v16_store(out + 16 * i, v16_mul(n16_pick(n16_load(a), i), v16_set(1.0f / n16_unit(i))));

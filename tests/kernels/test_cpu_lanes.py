@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -164,6 +165,13 @@ def test_small_numbers_become_floats(lanes: ctypes.CDLL) -> None:
         numbers = np.arange(start, start + 16).astype(np.int8)
         lanes.from_i8(at(numbers), at(out))
         assert np.array_equal(out, numbers)
+    both = np.empty((2, 16), np.float32)
+    for start in range(0, 256, 16):
+        codes = np.arange(start, start + 16).astype(np.uint8)
+        lanes.from_e4m3(at(codes), at(both))
+        expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+        assert same(both[0], expected)
+        assert same(both[1], expected)
     words = np.random.default_rng(1).integers(0, 1 << 32, 16, dtype=np.uint32)
     eight = np.empty((8, 16), np.float32)
     lanes.nibbles(at(words), at(eight))

@@ -1,5 +1,6 @@
 """Products and embeddings from packed weights: right against float64, and the same bits however the work is cut."""
 
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu import library, packing
-from shared.model.tensors import BLOCK_BYTES, BLOCK_VALUES, Tensor
+from shared.model.tensors import Tensor
+from tests.random_blocks import weights, width_of
 
 Floats = npt.NDArray[np.float32]
 KINDS = sorted(packing.FORMATS)
@@ -21,24 +23,6 @@ pytestmark = pytest.mark.skipif(not library.supported(), reason="this CPU has no
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(library.ISA_VARIABLE, request.param)
     return request.param
-
-
-def weights(kind: str, out: int, width: int, seed: int) -> Tensor:
-    """A file's tensor with values of every size that the format has, signed scales included."""
-    random = np.random.default_rng(seed)
-    values = random.standard_normal((out, width)).astype(np.float32)
-    if kind == "F32":
-        raw = values.view(np.uint8)
-    elif kind == "F16":
-        raw = values.astype(np.float16).view(np.uint8)
-    elif kind == "BF16":
-        raw = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    else:
-        raw = random.integers(0, 256, (out, width // 32, BLOCK_BYTES[kind]), dtype=np.uint8)
-        for at in (0, 2) if kind == "Q4_1" else (0,):
-            scale = random.standard_normal((out, width // 32, 1)) * 10.0 ** random.integers(-6, 1)
-            raw[..., at : at + 2] = scale.astype(np.float16).view(np.uint8)
-    return Tensor("test", kind, (out, width), np.ascontiguousarray(raw).reshape(-1))
 
 
 def product(
@@ -95,11 +79,25 @@ shapes = st.tuples(st.integers(1, 100), st.integers(1, 12))
 @settings(max_examples=15, deadline=None)
 def test_packed_weights_are_the_files_weights(kind: str, shape: tuple[int, int], seed: int) -> None:
     out, groups = shape
-    width = groups * 32 - (seed % 32 if BLOCK_VALUES[kind] == 1 else 0)
+    width = width_of(kind, groups, seed % 32)
     tensor = weights(kind, out, width, seed)
     unpacked = packing.unpack(packing.pack([tensor]))
     expected = tensor.fp32() + np.float32(0) if kind == "Q4_0" else tensor.fp32()  # its -0 becomes +0
     assert same(unpacked, expected)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Q4_0"])
+@given(out=st.integers(1, 70), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=10, deadline=None)
+def test_products_multiply_by_the_files_weights_to_the_bit(kind: str, out: int, seed: int) -> None:
+    """Rows of a unit matrix, few and many: each result is +0 plus one weight and zeros, so a -0 alone turns."""
+    tensor = weights(kind, out, width_of(kind, 1, 0), seed)
+    matrix = packing.pack([tensor])
+    unit = np.eye(tensor.shape[1], dtype=np.float32)
+    expected = np.ascontiguousarray(tensor.fp32().T) + np.float32(0)
+    assert same(product(matrix, unit), expected)
+    for row in range(0, len(unit), 1 + seed % 5):
+        assert same(product(matrix, unit[row : row + 1]), expected[row : row + 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +107,7 @@ def test_products_agree_with_float64_and_never_depend_on_the_cut(
     kind: str, shape: tuple[int, int], rows: int, parts: int, seed: int
 ) -> None:
     out, groups = shape
-    width = groups * 32 - (seed % 32 if BLOCK_VALUES[kind] == 1 else 0)
+    width = width_of(kind, groups, seed % 32)
     tensor = weights(kind, out, width, seed)
     matrix = packing.pack([tensor])
     x = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
@@ -124,11 +122,11 @@ def test_products_agree_with_float64_and_never_depend_on_the_cut(
         assert same(product(matrix, x[rows - count :], parts), y[rows - count :]), count
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F32", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
 def test_more_rows_and_inputs_than_a_block(kind: str) -> None:
-    tensor = weights(kind, 70, 640, 7)
+    tensor = weights(kind, 70, 768, 7)
     matrix = packing.pack([tensor])
-    x = np.random.default_rng(7).standard_normal((500, 640)).astype(np.float32)
+    x = np.random.default_rng(7).standard_normal((500, 768)).astype(np.float32)
     y = product(matrix, x)
     assert np.allclose(y, x.astype(np.float64) @ tensor.fp32().astype(np.float64).T, rtol=1e-4, atol=1e-3)
     for parts in (2, 3, 16, 64):
@@ -178,16 +176,21 @@ def test_only_the_outputs_that_exist_are_written(rows: int) -> None:
 def test_stacked_weights_are_the_weights_one_after_the_other() -> None:
     parts = [weights("Q4_1", out, 64, out) for out in (20, 45, 3, 64)]
     stacked = packing.pack(parts)
-    assert (stacked.kind, stacked.out) == ("Q4_1", 132)
+    assert stacked.plan.runs == (packing.Run("Q4_1", 132),)
     assert same(packing.unpack(stacked), np.concatenate([part.fp32() for part in parts]))
-    mixed = packing.pack([parts[0], weights("Q8_0", 40, 64, 1)])
-    assert mixed.kind == "F32"
-    assert same(
-        mixed_values := packing.unpack(mixed), np.concatenate([parts[0].fp32(), weights("Q8_0", 40, 64, 1).fp32()])
-    )
-    assert mixed_values.shape == (60, 64)
     with pytest.raises(ValueError, match="64, 96"):
         packing.pack([parts[0], weights("Q4_1", 20, 96, 1)])
+
+
+@given(kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=6), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_stacked_weights_of_several_formats_keep_theirs(kinds: list[str], seed: int) -> None:
+    parts = [weights(kind, 1 + (seed + 37 * n) % 70, 256, n) for n, kind in enumerate(kinds)]
+    stacked = packing.pack(parts)
+    assert [run.format for run in stacked.plan.runs] == [
+        name for name, _ in groupby(packing.FORMATS[kind] for kind in kinds)
+    ]
+    assert same(packing.unpack(stacked), np.concatenate([packing.unpack(packing.pack([part])) for part in parts]))
 
 
 def test_reordered_rows_are_packed_in_their_order() -> None:
@@ -199,29 +202,30 @@ def test_reordered_rows_are_packed_in_their_order() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_embeddings_of_any_ids_in_any_parts(kind: str) -> None:
-    tensor = weights(kind, 300, 96, 9)
+    width = width_of(kind, 3, 0)
+    tensor = weights(kind, 300, width, 9)
     table = packing.pack([tensor])
     ids = np.random.default_rng(9).integers(0, 300, 17).astype(np.int32)
     lib, at = library.library(), library.pointer
-    y = np.full((17, 100), np.nan, np.float32)
+    y = np.full((17, width + 4), np.nan, np.float32)
     for part in range(4):
-        lib.pd_embed_rows(table.c, at(ids, "int32_t *"), 17, at(y, "float *"), 100, part, 4)
-    assert np.array_equal(y[:, :96], tensor.fp32()[ids])
-    assert np.all(np.isnan(y[:, 96:]))
+        lib.pd_embed_rows(table.c, at(ids, "int32_t *"), 17, at(y, "float *"), width + 4, part, 4)
+    assert np.array_equal(y[:, :width], tensor.fp32()[ids])
+    assert np.all(np.isnan(y[:, width:]))
 
 
 def test_every_instruction_set_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for isa in library.supported():
         monkeypatch.setenv(library.ISA_VARIABLE, isa)
-        x = np.random.default_rng(2).standard_normal((37, 288)).astype(np.float32)
-        results.append([product(packing.pack([weights(kind, 77, 288, 2)]), x) for kind in KINDS])
+        x = np.random.default_rng(2).standard_normal((37, 768)).astype(np.float32)
+        results.append([product(packing.pack([weights(kind, 77, 768, 2)]), x) for kind in KINDS])
     for other in results[1:]:
         assert all(same(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_panels_begin_at_a_cache_line() -> None:
     for kind in KINDS:
-        matrix = packing.pack([weights(kind, 33, 96, 1)])
+        matrix = packing.pack([weights(kind, 33, 256, 1)])
         assert matrix.data.ctypes.data % 64 == 0
-        assert matrix.data.shape == (2, packing.panel_bytes(kind, 96))
+        assert matrix.data.nbytes == 2 * packing.panel_bytes(packing.FORMATS[kind], 256)

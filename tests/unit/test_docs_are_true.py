@@ -8,8 +8,12 @@ import click
 import msgspec
 import pytest
 
+from kernels.cpu import packing
 from ops.cli import main
 from shared.config import Config
+from shared.model import gguf_header
+from shared.model import safetensors_header as st_header
+from shared.model.tensors import BLOCK_BYTES, BLOCK_VALUES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +40,28 @@ def real_keys() -> dict[tuple[str, str], str]:
 
 def test_every_configuration_key_is_documented_with_its_default() -> None:
     assert documented_keys() == real_keys()
+
+
+def formats_table() -> list[str]:
+    """The rows of docs/models.md that the code says."""
+    rows = []
+    for kind, values in BLOCK_VALUES.items():
+        files = [
+            name for name, kinds in (("GGUF", gguf_header.KINDS), ("safetensors", st_header.KINDS)) if kind in kinds
+        ]
+        panels = packing.FORMATS[kind]
+        bits = packing.panel_bytes(panels, 256) / packing.PANEL / 32
+        int8 = "yes" if kind in packing.INT8_KINDS else "no"
+        rows.append(
+            f"| {kind} | {', '.join(files)} | {8 * BLOCK_BYTES[kind] / values:g} | {panels} | {bits:g} | {int8} |"
+        )
+    return rows
+
+
+def test_the_table_of_weight_formats_is_the_codes() -> None:
+    text = (ROOT / "docs" / "models.md").read_text()
+    found = [line for line in text.splitlines() if re.match(r"\| \w+ \| (GGUF|safetensors)", line)]
+    assert found == formats_table(), "\n".join(formats_table())
 
 
 def commands(group: click.Group, path: str) -> list[str]:

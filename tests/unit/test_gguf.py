@@ -7,11 +7,12 @@ import gguf
 import numpy as np
 import pytest
 
+from shared.model.gguf_header import KINDS as GGUF_KINDS
 from shared.model.gguf_header import Strings, read_header
 from shared.model.spec import BadModel, ModelMissing, open_model
-from shared.model.tensors import dequantise, row_bytes
+from shared.model.tensors import BLOCK_BYTES, BLOCK_VALUES, dequantise, row_bytes
 from tests.models import smollm2_path
-from tests.tiny_models import Tiny, gguf_name, permuted, train_vocabulary, unpermuted, write_directory, write_gguf
+from tests.tiny_models import Tiny, dequantised, gguf_name, train_vocabulary, write_directory, write_gguf
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
 FAMILIES = ["llama", "qwen3"]
@@ -32,7 +33,7 @@ def test_dequantised_values_equal_the_packages_bit_for_bit(kind: str) -> None:
     assert np.array_equal(got.view(np.uint32), np.ascontiguousarray(expected, np.float32).view(np.uint32))
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", [kind for kind in GGUF_KINDS if BLOCK_VALUES[kind] > 1])
 def test_any_bytes_dequantise_as_in_the_package(kind: str) -> None:
     quantised = gguf.GGMLQuantizationType[kind]
     rows = np.random.default_rng(1).integers(0, 256, (64, row_bytes(kind, 256)), dtype=np.uint8)
@@ -44,19 +45,13 @@ def test_any_bytes_dequantise_as_in_the_package(kind: str) -> None:
     assert np.array_equal(got, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GGUF_KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gguf_equals_its_dequantised_safetensors_twin_bit_for_bit(family: str, kind: str, tmp_path: Path) -> None:
-    tiny = Tiny(family=family)
+    tiny = Tiny(family=family, hidden=256, intermediate=256, heads=16)
     tensors = tiny.tensors()
     file = write_gguf(tmp_path / "m.gguf", tiny, tensors, kind=kind, vocabulary=VOCABULARY)
-    quantised = gguf.GGMLQuantizationType[kind]
-    twin = {}
-    for name, tensor in tensors.items():
-        as_kind = quantised if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
-        stored = gguf.dequantize(gguf.quants.quantize(permuted(tiny, name, tensor), as_kind), as_kind)
-        twin[name] = unpermuted(tiny, name, np.ascontiguousarray(stored, np.float32).reshape(tensor.shape))
-    write_directory(tmp_path / "twin", tiny, twin, vocabulary=VOCABULARY)
+    write_directory(tmp_path / "twin", tiny, dequantised(tiny, tensors, kind), vocabulary=VOCABULARY)
     ours = open_model(str(file), tmp_path)
     theirs = open_model(str(tmp_path / "twin"), tmp_path)
     assert ours.tensors().keys() == theirs.tensors().keys()
@@ -179,7 +174,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.head_count": 0}, r"heads is 0"),
     ({"llama.attention.head_count_kv": 1}, r"layers\.0\.k has shape \[32, 64\], the configuration says \[16, 64\]"),
     ({"llama.rope.freq_base": float("nan")}, r"rope theta is nan"),
-    ({"split.count": 2}, r"split into several files is not supported"),
+    ({"split.count": 2}, r"m\.gguf is one of 2 files; they are found by names that end in -00001-of-00002\.gguf"),
+    ({"split.count": 1 << 20}, r"split\.count is 1048576, no number of files"),
 ]
 
 
@@ -193,15 +189,23 @@ def test_what_is_not_supported_is_refused_by_name(extra: dict[str, Any], reason:
     assert "\n" not in str(caught.value)
 
 
+def test_blocks_are_the_packages() -> None:
+    for kind in GGUF_KINDS:
+        sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        assert sizes == (BLOCK_VALUES[kind], BLOCK_BYTES[kind]), kind
+
+
 def test_unknown_tensor_types_are_refused_by_name(tmp_path: Path) -> None:
     tiny = Tiny(hidden=256, heads=16, intermediate=256)
     file = write_gguf(tmp_path / "m.gguf", tiny, tiny.tensors(), vocabulary=VOCABULARY, kind="Q8_0")
     content = bytearray(file.read_bytes())
     at = content.index(b"blk.0.attn_q.weight") + len("blk.0.attn_q.weight") + 4 + 16
     assert content[at : at + 4] == (8).to_bytes(4, "little")
-    content[at : at + 4] = (12).to_bytes(4, "little")
+    content[at : at + 4] = (16).to_bytes(4, "little")
     file.write_bytes(content)
-    with pytest.raises(BadModel, match=r"blk\.0\.attn_q\.weight has type Q4_K; known are F32, F16, BF16, Q8_0, Q4_0"):
+    with pytest.raises(
+        BadModel, match=r"blk\.0\.attn_q\.weight has type IQ2_XXS; known are F32, F16, BF16, Q8_0, Q4_0"
+    ):
         open_model(str(file), tmp_path)
 
 

@@ -276,8 +276,8 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header_of([]), r"header is no JSON object"),
         (header_of({"a": 1}), r"tensor a: its entry in the header lacks"),
         (
-            header_of({"a": ENTRY | {"dtype": "F8_E4M3"}}, bytes(8)),
-            r"tensor a has type F8_E4M3; known are F32, F16, BF16",
+            header_of({"a": ENTRY | {"dtype": "F8_E5M2"}}, bytes(8)),
+            r"tensor a has type F8_E5M2; known are F32, F16, BF16, F8_E4M3",
         ),
         (header_of({"a": ENTRY | {"shape": [-2]}}, bytes(8)), r"are no counts"),
         (header_of({"a": ENTRY | {"shape": "x"}}, bytes(8)), r"are no counts"),

@@ -58,6 +58,16 @@ def test_z01_no_memory_for_one_block_is_refused_with_what_is_free_and_needed() -
         size_pool(config(GIB), LAYOUT, DEMAND, free)
 
 
+def test_a_model_larger_than_memory_is_refused_with_both_numbers() -> None:
+    weights = f"{2 * GIB:,}"
+    for free in (GIB, 2 * GIB - 1):
+        with pytest.raises(
+            ConfigError, match=rf"larger than memory: its weights take {weights} bytes .* {free:,} bytes"
+        ):
+            size_pool(config(BLOCK), LAYOUT, Demand(2 * GIB, 0), free)
+    assert size_pool(config(BLOCK), LAYOUT, Demand(2 * GIB, 0), 2 * GIB + 2 * RESERVE_LEAST).blocks == 1
+
+
 def test_loaded_weights_are_not_counted_twice() -> None:
     loaded = replace(DEMAND, loaded=True)
     assert size_pool(config(GIB), LAYOUT, loaded, 3 * GIB).blocks == GIB // BLOCK
@@ -107,6 +117,11 @@ def test_z01_the_runner_refuses_before_any_weight_is_loaded(
         ModelRunner(runner_config(tiny, pool_bytes=asked), places)
     monkeypatch.setattr(model_runner, "available_memory", lambda: 1 << 20)
     with pytest.raises(ConfigError, match="no memory for KV"):
+        ModelRunner(runner_config(tiny, pool_bytes=GIB), places)
+    monkeypatch.setattr(model_runner, "available_memory", lambda: 1 << 19)
+    with pytest.raises(
+        ConfigError, match=r"larger than memory: its weights take [\d,]+ bytes .* 524,288 bytes are free"
+    ):
         ModelRunner(runner_config(tiny, pool_bytes=GIB), places)
 
 

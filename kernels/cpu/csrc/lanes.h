@@ -44,6 +44,11 @@ PD_INLINE uint16_t pd_to_f16(float x) {
     return all[0];
 }
 
+PD_INLINE float pd_from_e4m3(uint8_t bits) {
+    uint8_t all[16] = {bits};
+    return v16_first(v16_load_e4m3(all));
+}
+
 PD_INLINE float pd_from_bf16(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
     float x;

@@ -182,16 +182,30 @@ void pd_attention_run(const pd_attention *a, void *scratch, int32_t part);
 
 /* ---- Weight matrices and their products, products.c ---- */
 
-enum { PD_F32 = 0, PD_F16 = 1, PD_BF16 = 2, PD_Q8 = 3, PD_Q4_0 = 4, PD_Q4_1 = 5 };
+enum {
+    PD_F32 = 0,
+    PD_F16 = 1,
+    PD_BF16 = 2,
+    PD_Q8 = 3, /* quantised, from here on */
+    PD_Q4_0 = 4,
+    PD_Q4_1 = 5,
+    PD_K4 = 6, /* not for pd_product_i8, from here on */
+    PD_K8 = 7,
+    PD_F8 = 8,
+    PD_FORMATS
+};
 
 /* A matrix [out, in] in panels of 32 outputs, see panels.h; made by packing.py. Panels begin at a multiple of 64 bytes;
- * `in` is a multiple of 32 for PD_Q8 and beyond. */
-typedef struct {
+ * `in` is a multiple of 32 for PD_Q8 and beyond. `next`: outputs behind these, in another format, or NULL; only a
+ * program's PD_LINEAR and PD_LOGITS look at it. */
+typedef struct pd_matrix pd_matrix;
+struct pd_matrix {
     int32_t format;
     int32_t in;
     int32_t out;
     const void *panels;
-} pd_matrix;
+    const pd_matrix *next;
+};
 
 /* y[r, n] = sum over k of x[r, k] * w[n, k], then + bias[n], then + residual[r, n] (either may be NULL).
  * Strides in floats; the residual may be y itself. Scratch: pd_product_scratch() floats for each part. */
@@ -207,7 +221,7 @@ typedef struct {
 } pd_rows_i8;
 void pd_quantise_rows(const float *x, int64_t ldx, int32_t rows, const pd_rows_i8 *to, int32_t part, int32_t parts);
 
-/* pd_product from such activations; `w` is of a quantised format. */
+/* pd_product from such activations; `w` is PD_Q8, PD_Q4_0 or PD_Q4_1. */
 void pd_product_i8(const pd_matrix *w, const pd_rows_i8 *x, int32_t rows, float *y, int64_t ldy, const float *bias,
                    const float *residual, int64_t ldr, float *scratch, int32_t part, int32_t parts);
 int64_t pd_product_i8_scratch(int32_t in);
@@ -266,7 +280,7 @@ typedef struct {
     int32_t vocab, heads, kv_heads, head_dim, layers;
     int32_t positions, rope_dims;
     int32_t kv_dtype, block_tokens; /* PD_KV_... */
-    int32_t int8_activations;       /* 1: products with quantised matrices are pd_product_i8, another numerics */
+    int32_t int8_activations;       /* 1: products with PD_Q8, PD_Q4_0, PD_Q4_1 are pd_product_i8, another numerics */
 } pd_program;
 
 /* One step: `tokens` of several sequences, span by span. A span's `count` tokens are positions from `start` on, and its

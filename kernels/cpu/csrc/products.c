@@ -56,8 +56,12 @@ FEW(few_bf16, PD_BF16)
 FEW(few_q8, PD_Q8)
 FEW(few_q4_0, PD_Q4_0)
 FEW(few_q4_1, PD_Q4_1)
+FEW(few_k4, PD_K4)
+FEW(few_k8, PD_K8)
+FEW(few_f8, PD_F8)
 
-static few_rows *const FEW_OF[] = {few_f32, few_f16, few_bf16, few_q8, few_q4_0, few_q4_1};
+static few_rows *const FEW_OF[] = {few_f32, few_f16, few_bf16, few_q8, few_q4_0, few_q4_1,
+                                   few_k4,  few_k8,  few_f8};
 
 /* ---- Many rows: unpacked into scratch ---- */
 
@@ -73,7 +77,10 @@ static const float *unpacked(int format, const uint8_t *panel, int count, float 
         case PD_BF16: pd_unpack(0, PD_BF16, panel, n, sink, NULL); break;
         case PD_Q8: pd_unpack(0, PD_Q8, panel, n, sink, NULL); break;
         case PD_Q4_0: pd_unpack(0, PD_Q4_0, panel, n, sink, NULL); break;
-        default: pd_unpack(0, PD_Q4_1, panel, n, sink, NULL); break;
+        case PD_Q4_1: pd_unpack(0, PD_Q4_1, panel, n, sink, NULL); break;
+        case PD_K4: pd_unpack(0, PD_K4, panel, n, sink, NULL); break;
+        case PD_K8: pd_unpack(0, PD_K8, panel, n, sink, NULL); break;
+        default: pd_unpack(0, PD_F8, panel, n, sink, NULL); break;
         }
     }
     return scratch;

@@ -53,9 +53,13 @@ static int32_t width(const pd_program *p, int32_t buffer) {
 }
 
 static int32_t check_matrix(const pd_matrix *m, int32_t out, int32_t in) {
-    const int known = m && m->panels && m->format >= PD_F32 && m->format <= PD_Q4_1;
-    if (!known || m->out != out || m->in != in || (m->format >= PD_Q8 && m->in % 32)) return PD_BAD_MATRIX;
-    return 0;
+    int64_t found = 0;
+    for (int runs = 0; m && runs < MOST_RUNS; m = m->next, runs++) {
+        const int known = m->panels && m->out >= 1 && m->format >= PD_F32 && m->format < PD_FORMATS;
+        if (!known || m->in != in || (m->format >= PD_Q8 && m->in % 32)) return PD_BAD_MATRIX;
+        found += m->out;
+    }
+    return m || found != out ? PD_BAD_MATRIX : 0;
 }
 
 static int32_t check_residual(const pd_program *p, const pd_op *op, int32_t out) {
@@ -80,7 +84,7 @@ static int32_t check_shapes(const pd_program *p, const pd_op *op) {
     const int64_t attended = (int64_t)p->heads * dim, packed = attended + 2 * (int64_t)p->kv_heads * dim;
     int32_t wrong;
     switch (op->kind) {
-    case PD_EMBED: return check_matrix(op->matrix, p->vocab, out);
+    case PD_EMBED: return op->matrix && op->matrix->next ? PD_BAD_MATRIX : check_matrix(op->matrix, p->vocab, out);
     case PD_RMS_NORM: return in != out ? PD_BAD_WIDTH : op->weight ? 0 : PD_BAD_WEIGHT;
     case PD_HEAD_NORM:
         if (op->first < 0 || op->heads < 1 || op->dim < 1 || op->first + (int64_t)op->heads * op->dim > in)
@@ -228,7 +232,7 @@ static int norms_in_product(const pd_program *program, int32_t n) {
 static int gates_in_product(const pd_program *program, int32_t n) {
     const pd_op *op = &program->op[n], *next = op + 1;
     return next->kind == PD_SWIGLU && next->in == op->out && next->out != op->in && op->residual == -1 &&
-           op->matrix->out % 64 == 0;
+           !op->matrix->next && op->matrix->out % 64 == 0;
 }
 
 int pd_way_of(const pd_program *program, int32_t n) {

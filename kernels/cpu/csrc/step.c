@@ -79,8 +79,11 @@ static int is_normed_here(const player *p, int32_t n) {
     return n > 0 && p->stage->ways[n - 1] == NORM_IN_PRODUCT && p->now->rows <= NORM_ROWS;
 }
 
+/* Other formats multiply activations in fp32 in such a program, too. */
 static int rounds(const player *p, const pd_op *op) {
-    return p->stage->program->int8_activations && op->matrix->format >= PD_Q8;
+    for (const pd_matrix *w = op->matrix; w; w = w->next)
+        if (w->format < PD_Q8 || w->format > PD_Q4_1) return 0;
+    return p->stage->program->int8_activations;
 }
 
 static pd_rows_i8 rounded_in(char *memory, int64_t rows, int32_t width) {
@@ -111,10 +114,14 @@ static input input_of(const player *p, int32_t n) {
 static void multiply(const player *p, const pd_op *op, const pd_matrix *w, input in, float *y, int64_t ldy,
                      const float *bias, const float *residual, int64_t ldr, int part, int parts) {
     const int32_t rows = p->now->rows;
-    if (rounds(p, op))
-        pd_product_i8(w, &in.rounded, rows, y, ldy, bias, residual, ldr, p->scratch, part, parts);
-    else
-        pd_product(w, in.x, in.ld, rows, y, ldy, bias, residual, ldr, p->scratch, part, parts);
+    const int rounded = rounds(p, op);
+    for (; w; w = w->next) {
+        if (rounded) pd_product_i8(w, &in.rounded, rows, y, ldy, bias, residual, ldr, p->scratch, part, parts);
+        else pd_product(w, in.x, in.ld, rows, y, ldy, bias, residual, ldr, p->scratch, part, parts);
+        y += w->out;
+        if (bias) bias += w->out;
+        if (residual) residual += w->out;
+    }
 }
 
 static void linear(const player *p, const pd_op *op, input in) {
@@ -134,7 +141,7 @@ static void gated(const player *p, const pd_op *op, input in) {
     const int64_t ld = stride(p, op->out);
     for (int64_t from = first; from < 2 * panels; from += panels) {
         const int32_t width = (int32_t)(last - first) * PD_PANEL;
-        const pd_matrix half = {both->format, both->in, width, (const char *)both->panels + from * bytes};
+        const pd_matrix half = {both->format, both->in, width, (const char *)both->panels + from * bytes, NULL};
         const int64_t column = from * PD_PANEL;
         multiply(p, op, &half, in, out + column, ld, op->weight ? op->weight + column : NULL, NULL, 0, 0, 1);
     }

@@ -2,7 +2,7 @@
 #pragma once
 #include "perdure_cpu.h"
 
-enum { MOST_BUFFERS = 64, MOST_OPS = 1 << 20 };
+enum { MOST_BUFFERS = 64, MOST_OPS = 1 << 20, MOST_RUNS = 1 << 10 /* of a matrix */ };
 
 /* Rows up to which an op runs inside its neighbour instead of behind a barrier. */
 enum {
