@@ -1,8 +1,9 @@
 """Bare forward steps of our runner against `transformers` (sdpa, cache on, fp32 weights, same threads), in one run.
 
-`python -m ops.bench.forward SOURCE [--threads N] [--cpu] [--only NAME,...]`: interleaved, medians, ratios above 1 are
-ours faster. `--cpu` counts CPU seconds instead of wall time: the only figure worth having on a busy machine, and then
-with `--threads 1`, since waiting threads spin. `--steps` adds where a step of ours spends its time.
+`python -m ops.bench.forward SOURCE [--threads N] [--cpu] [--only NAME,...] [--against fp32]`: interleaved, medians,
+ratios above 1 are ours faster. `--activations int8` makes ours round its activations; `--against fp32` replaces
+`transformers` by ours with fp32 activations. `--cpu` counts CPU seconds instead of wall time: the only figure worth
+having on a busy machine, and then with `--threads 1`, since waiting threads spin.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
 
+from kernels import ACTIVATIONS
 from ops.bench.measure import interleaved
 from ops.bench.reference_model import build
 from services.worker.model_runner import ModelRunner
@@ -34,9 +36,11 @@ DECODES = 8
 class Ours:
     """Our runner with a pool; block tables are scattered, as they are in service."""
 
-    def __init__(self, source: str, threads: int, chunk: int, pool_bytes: int, home: Path) -> None:
+    def __init__(
+        self, source: str, threads: int, chunk: int, pool_bytes: int, home: Path, activations: str = "fp32"
+    ) -> None:
         config = Config(
-            model=ModelConfig(source=source, threads=threads),
+            model=ModelConfig(source=source, threads=threads, activations=activations),
             kv=KVConfig(pool_bytes=pool_bytes),
             scheduler=SchedulerConfig(step_tokens=chunk),
         )
@@ -60,8 +64,12 @@ class Ours:
             last = start + len(part) == len(ids)
             self.runner.step([Row(0, start, pack_u32(part), table, GREEDY if last else None)], self.pool)
 
-    def decode(self, rows: int, context: int) -> None:
-        """DECODES steps of `rows` sequences that have `context` tokens. What lies in the pool does not matter."""
+    def cache(self, rows: int, context: int) -> int:
+        """What `decode` wants to know of sequences of `context` tokens; what lies in the pool does not matter."""
+        return context
+
+    def decode(self, context: int, rows: int) -> None:
+        """DECODES steps of `rows` sequences that have `context` tokens."""
         tables = [self.table(row, context + DECODES) for row in range(rows)]
         for done in range(DECODES):
             self.runner.step(
@@ -108,19 +116,22 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--only", default="p512,p2048,p7500,d1,d1@6000,d8")
+    parser.add_argument("--activations", choices=ACTIVATIONS, default="fp32", help="of ours")
+    parser.add_argument("--against", choices=("transformers", "fp32"), default="transformers")
+    parser.add_argument("--only", default="p512,p2048,p7500,d1,d1@6000,d8,d32")
     parser.add_argument("--home", type=Path, default=Path("results/forward-home"))
     args = parser.parse_args()
     clock = time.process_time if args.cpu else time.perf_counter
     wanted = set(args.only.split(","))
-    ours = Ours(args.source, args.threads, args.chunk, 1 << 30, args.home)
-    theirs = Theirs(build(open_model(args.source, args.home)))
+    sizes = (args.source, args.threads, args.chunk, 1 << 29, args.home)
+    ours = Ours(*sizes, args.activations)
+    theirs = Ours(*sizes) if args.against == "fp32" else Theirs(build(open_model(args.source, args.home)))
     torch.set_num_threads(args.threads)
     table = Table(
         title=f"{args.threads} threads, {'CPU' if args.cpu else 'wall'} seconds, chunks of {args.chunk}; "
-        f"ours: {ours.runner.ready.backend}, KV in {ours.runner.facts.kv_dtype}; theirs: fp32"
+        f"ours: {ours.runner.ready.numerics}, KV in {ours.runner.facts.kv_dtype}; theirs: {args.against}"
     )
-    for column in ("what", "ours ms", "transformers ms", "ratio"):
+    for column in ("what", "ours ms", "theirs ms", "ratio"):
         table.add_column(column, justify="left" if column == "what" else "right")
 
     def row(what: str, pair: list[float], per: float = 1.0) -> None:
@@ -135,11 +146,11 @@ def main() -> None:
             pair = interleaved([lambda: ours.prefill(ids), lambda: theirs.prefill(ids)], repeats, clock)  # noqa: B023
             row(f"prefill {tokens}", pair)
     alone = 0.0
-    for name, rows, context in (("d1", 1, 64), ("d1@6000", 1, 6000), ("d8", 8, 192)):
+    for name, rows, context in (("d1", 1, 64), ("d1@6000", 1, 6000), ("d8", 8, 192), ("d32", 32, 192)):
         if name in wanted:
-            cache = theirs.cache(rows, context)
+            mine, other = ours.cache(rows, context), theirs.cache(rows, context)
             pair = interleaved(
-                [lambda: ours.decode(rows, context), lambda: theirs.decode(cache, rows)],  # noqa: B023
+                [lambda: ours.decode(mine, rows), lambda: theirs.decode(other, rows)],  # noqa: B023
                 args.repeats,
                 clock,
             )

@@ -72,7 +72,7 @@ class Ours:
         x = np.random.default_rng(1).standard_normal((rows, width)).astype(np.float32)
         y = np.empty((rows, max(matrix.out for matrix in matrices)), np.float32)
         null = at(None, "float *")
-        scratch = [library.aligned(4 * lib.pd_product_i8_scratch(width)) for _ in range(self.threads)]
+        scratch = [library.aligned(4 * lib.pd_product_i8_scratch()) for _ in range(self.threads)]
         q, scales = (
             np.empty((self.threads, rows * width), np.int8),
             np.empty((self.threads, 2, rows * width // 32), "f4"),

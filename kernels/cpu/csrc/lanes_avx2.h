@@ -170,12 +170,13 @@ PD_INLINE v16 small_dots_end(small_dots sum) {
 }
 PD_INLINE v16 full_dots_end(full_dots sum) { return PD_V16(_mm256_cvtepi32_ps(sum.lo), _mm256_cvtepi32_ps(sum.hi)); }
 
-/* Whole numbers of [-128, 127] as bytes. */
-PD_INLINE void v16_store_i8(int8_t *p, v16 a) {
+/* Whole numbers of [-128, 127] as bytes, of each eight lanes 0, 2, 4, 6 before 1, 3, 5, 7: n16_even's order. */
+PD_INLINE void v16_store_quads(int8_t *p, v16 a) {
     __m256i halves = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
     halves = _mm256_permute4x64_epi64(halves, 0xd8);
     __m128i low = _mm256_castsi256_si128(halves), high = _mm256_extracti128_si256(halves, 1);
-    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(low, high));
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128((__m128i *)p, _mm_shuffle_epi8(_mm_packs_epi16(low, high), order));
 }
 
 #define PD_BINARY(name, op) \

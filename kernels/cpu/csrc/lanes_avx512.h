@@ -112,9 +112,10 @@ PD_INLINE v16 small_dots_end(small_dots sum) {
 }
 PD_INLINE v16 full_dots_end(full_dots sum) { return _mm512_cvtepi32_ps(sum); }
 
-/* Whole numbers of [-128, 127] as bytes. */
-PD_INLINE void v16_store_i8(int8_t *p, v16 a) {
-    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+/* Whole numbers of [-128, 127] as bytes, of each eight lanes 0, 2, 4, 6 before 1, 3, 5, 7: n16_even's order. */
+PD_INLINE void v16_store_quads(int8_t *p, v16 a) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128((__m128i *)p, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)), order));
 }
 
 PD_INLINE v16 v16_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }

@@ -180,11 +180,12 @@ PD_INLINE small_dots small_dots_zero(void) { return full_dots_zero(); }
 PD_INLINE small_dots small_dots_add(small_dots sum, b64 w, b64 x) { return full_dots_add(sum, w, x); }
 PD_INLINE v16 small_dots_end(small_dots sum) { return full_dots_end(sum); }
 
-/* Whole numbers of [-128, 127] as bytes. */
-PD_INLINE void v16_store_i8(int8_t *p, v16 a) {
+/* Whole numbers of [-128, 127] as bytes, of each eight lanes 0, 2, 4, 6 before 1, 3, 5, 7: n16_even's order. */
+PD_INLINE void v16_store_quads(int8_t *p, v16 a) {
+    static const uint8_t order[16] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
     int16x8_t low = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a.q[0])), vmovn_s32(vcvtnq_s32_f32(a.q[1])));
     int16x8_t high = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a.q[2])), vmovn_s32(vcvtnq_s32_f32(a.q[3])));
-    vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+    vst1q_s8(p, vqtbl1q_s8(vcombine_s8(vmovn_s16(low), vmovn_s16(high)), vld1q_u8(order)));
 }
 
 PD_INLINE float32x4_t pd_max4(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }

@@ -224,7 +224,7 @@ void pd_quantise_rows(const float *x, int64_t ldx, int32_t rows, const pd_rows_i
 /* pd_product from such activations; `w` is PD_Q8, PD_Q4_0 or PD_Q4_1. */
 void pd_product_i8(const pd_matrix *w, const pd_rows_i8 *x, int32_t rows, float *y, int64_t ldy, const float *bias,
                    const float *residual, int64_t ldr, float *scratch, int32_t part, int32_t parts);
-int64_t pd_product_i8_scratch(int32_t in);
+int64_t pd_product_i8_scratch(void);
 
 /* y[r] = row ids[r] of a table [out, in], as fp32 [in]. */
 void pd_embed_rows(const pd_matrix *table, const int32_t *ids, int32_t rows, float *y, int64_t ldy, int32_t part,

@@ -179,7 +179,7 @@ pd_layout pd_layout_of(const pd_program *program, int32_t tokens, int32_t longes
     layout.ways = taken(&layout, program->ops);
     widest = (widest + 31) / 32 * 32;
     const int32_t rounds = program->int8_activations;
-    const int64_t rounding = rounds ? pd_product_i8_scratch((int32_t)widest) : 0, plain = pd_product_scratch();
+    const int64_t rounding = rounds ? pd_product_i8_scratch() : 0, plain = pd_product_scratch();
     layout.rounded = taken(&layout, rounds ? rounded_bytes(tokens, widest) : 0);
     pd_layout own = {.bytes = 4 * (rounding > plain ? rounding : plain)};
     layout.own_normed = taken(&own, 4 * NORM_ROWS * widest);
