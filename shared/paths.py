@@ -82,6 +82,11 @@ class Places:
         return self.home / "ledger.db"
 
     @property
+    def rates(self) -> Path:
+        """How quick computing and loading were measured to be."""
+        return self.home / "rates.json"
+
+    @property
     def identity_key(self) -> Path:
         """The key of all identities of this home."""
         return self.home / "identity.key"

@@ -58,6 +58,8 @@ class SimWorker:
         self.garbage = 0
         self.pool = [self.poison() for _ in range(facts.blocks)]
         self.computed = 0
+        self.token_s = 0.0
+        """Seconds that it says a token took."""
         self.drawn: dict[int, int] = {}
         self.ended: set[int] = set()
         """By key, what was drawn last, and who ended by it."""
@@ -70,7 +72,7 @@ class SimWorker:
 
     def run(self, plan: Plan) -> Result:
         """A plan with whole rows."""
-        size, rows = self.facts.block_tokens, []
+        size, rows, before_it = self.facts.block_tokens, [], self.computed
         for row in plan.rows:
             if row.key in self.ended:
                 rows.append(RowResult(row.key, dropped=True))
@@ -93,4 +95,6 @@ class SimWorker:
                 self.ended.add(row.key)
             logprob = TokenLogprob(-float(end), b"", ()) if row.sample and row.sample.logprobs >= 0 else None
             rows.append(RowResult(row.key, token, logprob))
-        return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=0.0)
+        return Result(
+            epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=self.token_s * (self.computed - before_it)
+        )

@@ -107,8 +107,10 @@ def _numbers(seed: int, tokens: int) -> list[int]:
 
 
 def _tiers(pool_mib: int, host: str, disk: str, blocks: tuple[int, int, int]) -> dict[str, str]:
+    """Of models so small that computing is quicker than loading: they load all the same."""
     pool, in_host, on_disk = blocks
     return COMMON | {
+        "PERDURE_SCHEDULER__RESTORE": "load",
         "PERDURE_KV__POOL_BYTES": f"{pool_mib} MiB",
         "PERDURE_STORE__HOST_BYTES": host,
         "PERDURE_STORE__DISK_BYTES": disk,

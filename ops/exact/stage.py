@@ -49,6 +49,7 @@ def settings(machine: Machine, source: str, prompts: Sequence[Sequence[int]], kv
         "PERDURE_MODEL__THREADS": str(machine.threads),
         "PERDURE_SCHEDULER__STEP_TOKENS": str(machine.chunk or WHOLE),
         "PERDURE_SCHEDULER__LOOKUP_S": "20",
+        "PERDURE_SCHEDULER__RESTORE": "load",  # each tier is to be seen, whatever is quicker
         "PERDURE_SCHEDULER__LOAD_S": "60",
         "PERDURE_KV__POOL_BYTES": str(2 * room),
         "PERDURE_STORE__HOST_BYTES": str(2 * room),

@@ -22,6 +22,7 @@ from services.scheduler.engine import Engine
 from services.scheduler.events import Advanced, Ask, Effect, Forgotten, Journal, Tell, ToWorker
 from services.scheduler.feed import Feed
 from services.scheduler.picture import picture
+from services.scheduler.rates_file import read_rates, write_rates
 from services.scheduler.settings import Settings
 from services.scheduler.store_link import StoreLink
 from services.scheduler.target import NoTarget, Target
@@ -41,6 +42,7 @@ from shared.peers import Peer, PeerGone, PeerSlow
 RETRY_JOURNAL_S = 0.25
 RETRY_SLOW_S = 0.01
 """How soon a peer whose queue was full is tried again."""
+SAVE_RATES_S = 10.0
 CHECK_IDLE_S = 1.0
 """How long nothing must have happened before the engine checks itself."""
 CHECK_BLOCKS = 65_536
@@ -98,6 +100,7 @@ class Scheduler(Actor):
         self.core = Engine(settings, key)
         recovered = await self.durable.recover()
         self.core.restore(self.clock.now(), recovered.records)
+        self.core.recall(await trio.to_thread.run_sync(read_rates, self.places.rates))
         self.durable.retain(recovered.records, self.core.retained())
         self.log.info(
             "recovered", records=len(recovered.records), torn_bytes=recovered.torn_bytes, losses=len(recovered.losses)
@@ -105,6 +108,7 @@ class Scheduler(Actor):
         self.nursery.start_soon(self._turns)
         self.nursery.start_soon(self.durable.sync_for_ever)
         self.nursery.start_soon(self.durable.fill_ledger_for_ever)
+        self.nursery.start_soon(self._save_rates_for_ever)
 
     async def drain(self) -> None:
         """Admits nothing more, puts what has happened on file. A step that is out will be computed again.
@@ -113,6 +117,7 @@ class Scheduler(Actor):
         """
         self._draining = True
         self._turn()
+        write_rates(self.places.rates, self.core.rates())
         await self.durable.close()
 
     def snapshot(self) -> dict[str, Any]:
@@ -120,6 +125,14 @@ class Scheduler(Actor):
         if not self.ready:
             return {"note": "reading the journal"}
         return picture(self)
+
+    async def _save_rates_for_ever(self) -> None:
+        saved = self.core.rates()
+        while True:
+            await trio.sleep(SAVE_RATES_S)
+            if (rates := self.core.rates()) != saved:
+                saved = rates
+                await trio.to_thread.run_sync(write_rates, self.places.rates, rates)
 
     # --- turns ----------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,12 @@ class Counters:
     """Leased blocks that never arrived in the arena."""
     load_blocks_bad: int = 0
     """Blocks whose copy failed or whose checksum did not match."""
+    loads_declined: int = 0
+    """Prefixes that the store has and that were computed, as by what was measured that is quicker."""
+    loads_beside: int = 0
+    """Loads during which the front of the prefix was to be computed."""
+    beside_tokens: int = 0
+    """Tokens that were computed while the rest of their prefix was being loaded."""
     loads_without_room: int = 0
     loads_lethal: int = 0
     """Loads given up because the worker died in their copies again and again; what they read is not read again."""

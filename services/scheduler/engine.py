@@ -7,7 +7,8 @@ events give the same effects.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from services.scheduler.clearing import Clearing
 from services.scheduler.counters import EngineStatistics
@@ -138,6 +139,14 @@ class Engine(Events):
             if reason := request.natural_end():  # its last step was journaled, its end was not
                 self._finish(now, request, reason)
 
+    def recall(self, rates: Mapping[str, Any]) -> None:
+        """How quick computing and loading were in earlier lives."""
+        self._home.loader.timing.recall(rates)
+
+    def rates(self) -> dict[str, Any]:
+        """How quick they are, to be saved."""
+        return self._home.loader.timing.plain()
+
     # --- time ---------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
@@ -145,6 +154,8 @@ class Engine(Events):
         for kind, number in self._desk.timers.due(now):
             if kind == "deadline":
                 self._finish(now, self._by_key[number], "deadline")
+            elif kind == "pace":
+                pass  # the next plan looks again at what it waits for
             elif kind == "forget":
                 if number in self._ended:  # an end in this same tick may have taken its place
                     self._forget(number)
@@ -168,6 +179,7 @@ class Engine(Events):
         self._facts, self._max_context = facts, max_context
         self._home.worker_up(
             KVManager(facts.blocks, facts.block_tokens, self._key, prefix_cache=self._settings.prefix_cache),
+            facts.fingerprint,
             facts.token_s,
         )
         for request in list(self._waiting):

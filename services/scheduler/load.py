@@ -14,6 +14,7 @@ before it are: loaded, or computed. A block that is lost leaves a hole, which is
 from dataclasses import dataclass, field
 
 from services.scheduler.request import Request
+from services.scheduler.restore.policy import Prefix, Progress, Way
 from shared.messages.store import TIER_DISK
 
 EXPECTED, HERE, SENT, HELD, LOST = range(5)
@@ -38,7 +39,13 @@ class Load:
     offsets: list[int] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
     moved_at: float = 0.0
+    origin: int = 0
+    """`low` at its begin."""
     low: int = 0
+    prefix: Prefix = field(default_factory=lambda: Prefix(0, 1, b""))
+    way: Way = "load"
+    beside_s: float = 0.0
+    """How long something was computed while it was under way."""
     copying: int = 0
     bad: list[int] = field(default_factory=list)
     allowed: int = 0
@@ -67,6 +74,24 @@ class Load:
     def busy(self) -> bool:
         """Whether anything more may come of it."""
         return bool(self.copying or self.missing)
+
+    @property
+    def front(self) -> int:
+        """Where what is loaded, or being copied, begins by now."""
+        held = self.next_held()
+        return self.end if held < 0 else held
+
+    def progress(self, now: float) -> Progress:
+        """For the policy, which counts from `origin`."""
+        request = self.request
+        low, front = self.low - self.origin, self.front - self.origin
+        return Progress(low, front, request.computed, request.planned, max(0.0, now - self.found_at))
+
+    def held_by_tier(self) -> tuple[int, int]:
+        """Blocks that were loaded: from host, from disk."""
+        tiers = [tier for tier, state in zip(self.tiers, self.state, strict=True) if state == HELD]
+        disk = tiers.count(TIER_DISK)
+        return len(tiers) - disk, disk
 
     def ready(self) -> list[int]:
         """Blocks whose copy may be ordered."""

@@ -20,6 +20,7 @@ from services.scheduler.kv.manager import KVManager
 from services.scheduler.limits import MOST_LOAD_LOSSES
 from services.scheduler.load import EXPECTED, HELD, HERE, LOST, SENT, Load
 from services.scheduler.request import Request
+from services.scheduler.timing import Timing
 from shared.messages.base import pack_u32, unpack_u64
 from shared.messages.engine import Copy, Transferred
 from shared.messages.store import TIER_HOST, TIER_MISS, Found, Lookup, Release, Staged, Taken
@@ -51,6 +52,8 @@ class Loader:
         self._copying: dict[int, tuple[Load, list[tuple[int, int]]]] = {}
         """By seq of a transfer: (index in the load, device block) of each copy."""
         self._probe = 0
+        self.timing = Timing(desk)
+        """What was measured, and what it says."""
         self.token_s = 0.0
         """Seconds that the present worker takes to compute a token; 0: none, or unknown."""
         self.block_s = 0.0
@@ -144,9 +147,15 @@ class Loader:
         self._desk.counters.loads_without_room += 1
         self._desk.tell(Release(lease=load.lease))
 
-    def begin(self, now: float, load: Load, begin: int) -> None:
-        """Its request runs and owns blocks for all; blocks before `begin` are on the device already."""
-        load.low = begin
+    def begin(self, now: float, load: Load, begin: int, ahead: int) -> None:
+        """Its request runs and owns blocks for all; blocks before `begin` are on the device already.
+
+        `ahead`: tokens of others that are computed before its own. When computing is quicker, the lease goes back.
+        """
+        self.timing.choose(load, begin, ahead, self.kv.block_tokens)
+        if load.way == "compute":
+            self._desk.tell(Release(lease=load.lease))
+            return
         load.request.load = self._begun[load.ticket] = self._leased[load.lease] = load
         self._desk.counters.loads += 1
         self._be_patient(now, load)
@@ -196,16 +205,28 @@ class Loader:
 
     # --- computing meanwhile ------------------------------------------------------------------------------------
 
-    def allow(self) -> None:
-        """Says of each loading request what the next plan may compute of it: holes that no load fills any more."""
+    def allow(self, now: float) -> None:
+        """Says of each loading request what the next plan may compute of it: holes that no load fills any more, and,
+        while more is to come, what is sooner computed than loaded.
+        """
         for load in self._begun.values():
             load.allowed = 0
-            if load.request.load is load and not load.busy and (held := load.next_held()) >= 0:
-                load.allowed = (load.first + held) * self.kv.block_tokens - load.request.planned
+            if load.request.load is load:
+                size, planned = self.kv.block_tokens, load.request.planned
+                load.allowed = (load.first + load.front) * size - planned
+                if load.busy and load.allowed:
+                    begun = (load.first + load.low) * size - planned  # of a block that a plan ends in
+                    load.allowed = begun + min(load.allowed - begun, size * self.timing.beside(now, load))
 
-    def planned(self, load: Load) -> None:
-        """More of its request is in a plan now: those blocks are not loaded any more."""
+    def planned(self, load: Load, count: int) -> None:
+        """So many more tokens of its request are in a plan now: those blocks are not loaded any more."""
+        if load.busy:
+            self._desk.counters.beside_tokens += count
         load.pass_to(self.kv.blocks_for(load.request.planned) - load.first)
+
+    def computed_step(self, now: float, tokens: int, start: int, seconds: float) -> None:
+        """A step of so many seconds is over that computed `tokens` of a prompt behind `start` others."""
+        self.timing.computed(now, tokens, start, seconds, [load for load in self._begun.values() if load.busy])
 
     def computed(self, now: float, load: Load) -> None:
         """A step with its request is over."""
@@ -315,16 +336,18 @@ class Loader:
             load.copying += 1
         if load.busy:
             return
-        self._give_back(load)
+        self._give_back(now, load)
         self._join(load)
 
-    def _give_back(self, load: Load) -> None:
+    def _give_back(self, now: float, load: Load) -> None:
         """Nothing more comes of its lease."""
         self._desk.timers.cancel(("load", load.ticket))
+        self._desk.timers.cancel(("pace", load.ticket))
         if self._leased.pop(load.lease, None) is None:
             return
         self._desk.tell(Release(lease=load.lease, bad=pack_u32(load.bad)))
         load.lease = 0
+        self.timing.loaded(now, load)
         if load.void or load.short:
             return
         self.breaker.passed()

@@ -41,10 +41,11 @@ class Residence:
 
     # --- the pool -----------------------------------------------------------------------------------------------
 
-    def worker_up(self, kv: KVManager, token_s: float) -> None:
-        """A new, empty pool; computing a token takes so many seconds."""
+    def worker_up(self, kv: KVManager, fingerprint: bytes, token_s: float) -> None:
+        """A new, empty pool of a worker of some kind; computing a token takes so many seconds."""
         self.kv = self.loader.kv = kv
         self.loader.token_s = token_s
+        self.loader.timing.worker_up(fingerprint, token_s)
         self.saver.worker_up(kv)
 
     def worker_down(self, now: float) -> list[Request]:
@@ -132,7 +133,9 @@ class Residence:
         if seq is None:
             self.loader.refuse(load)
             return False
-        self.loader.begin(now, load, seq.cached_blocks - load.first)
+        older = (other for other in self.running.values() if other.key < request.key and other.load is None)
+        ahead = sum(other.pending for other in older)
+        self.loader.begin(now, load, seq.cached_blocks - load.first, ahead)
         return True
 
     def forget(self, request: Request) -> None:

@@ -7,12 +7,14 @@ from shared.config import Config
 
 Policy = Literal["fcfs", "lpm"]
 Prefetch = Literal["timeout"]
+Restore = Literal["auto", "load", "both"]
 
 
 @dataclass(frozen=True)
 class Settings:
     """Options of the engine; the first group comes from perdure.toml, the second is fixed by design.
 
+    `restore`: how a prefix that the store has comes to be, see `restore.policy`.
     `plans_out`: how many plans the worker may have, 1 or 2; with 2, the next is made while one runs.
     `max_bypass`: a waiting request that so many younger ones overtook is served before any other. `scan`: how many
     waiting requests one step looks at. `max_loads`: requests that wait on the store at the same time. `store_s`:
@@ -23,6 +25,7 @@ class Settings:
 
     policy: Policy = "fcfs"
     prefetch: Prefetch = "timeout"
+    restore: Restore = "auto"
     step_tokens: int = 256
     max_running: int = 64
     max_waiting: int = 4096
@@ -50,6 +53,8 @@ class Settings:
             raise ValueError(f"front.user_requests is {self.user_requests}; at least 1 is needed")
         if self.prefetch not in get_args(Prefetch):
             raise ValueError(f"scheduler.prefetch is {self.prefetch!r}; known so far: {', '.join(get_args(Prefetch))}")
+        if self.restore not in get_args(Restore):
+            raise ValueError(f"scheduler.restore is {self.restore!r}; known are {', '.join(get_args(Restore))}")
         if self.plans_out not in (1, 2):
             raise ValueError(f"scheduler.plans_out is {self.plans_out}; write 1 or 2")
         for name in ("step_tokens", "max_running", "max_waiting", "max_retained"):
@@ -63,6 +68,7 @@ class Settings:
         return cls(
             policy=options.policy,  # type: ignore[arg-type]  # checked above
             prefetch=options.prefetch,  # type: ignore[arg-type]  # checked above
+            restore=options.restore,  # type: ignore[arg-type]  # checked above
             step_tokens=options.step_tokens,
             max_running=options.max_running,
             max_waiting=options.max_waiting,

@@ -31,6 +31,9 @@ from shared.messages.base import pack_u32
 from shared.messages.engine import Plan, Result, RowResult
 from shared.messages.front import FinishReason, TokenLogprob
 
+LEAST_TOLD = 16
+"""Tokens of a prompt in a step from which its seconds tell anything."""
+
 Finisher = Callable[[float, Request, FinishReason, tuple[str, str] | None], None]
 
 
@@ -81,7 +84,7 @@ class Steps:
             return None
         else:
             forced = False
-        self._home.loader.allow()
+        self._home.loader.allow(now)
         batch = Batch(self._desk.settings.step_tokens)
         for request in decodes_first(self._home.running.values()):
             if self._home.has_room(request):
@@ -99,7 +102,7 @@ class Steps:
         for request, count, draws in slices:
             request.plan(count, draws=draws)
             if request.load is not None:
-                self._home.loader.planned(request.load)
+                self._home.loader.planned(request.load, count)
             self._turns += 1
             request.last_turn = self._turns
             if request.admit is None:
@@ -233,6 +236,7 @@ class Steps:
         advanced = list[Request]()
         ended = list[tuple[Request, FinishReason, tuple[str, str] | None]]()
         self._home.unpin(out.replaced)
+        self._measure(now, out, result)
         for part in out.slices:
             request = part.request
             request.planned_result(part.tokens, draws=part.draws)
@@ -254,6 +258,13 @@ class Steps:
             self._desk.effects.append(Advanced(request.id))
         for request, why, what in ended:
             self._finish(now, request, why, what)
+
+    def _measure(self, now: float, out: _Out, result: Result) -> None:
+        """A step that was nearly all of one prompt tells how quickly prompts are computed."""
+        part = max(out.slices, key=lambda part: part.tokens)
+        rest = sum(other.tokens for other in out.slices) - part.tokens
+        if part.tokens >= LEAST_TOLD and rest * 8 <= part.tokens and part.request.seq is not None:
+            self._home.loader.computed_step(now, part.tokens, part.request.computed, result.forward_s)
 
     def _take(self, now: float, part: Slice, row: RowResult, records: list[StepRow]) -> str | None:
         """One row's outcome; returns what went wrong."""

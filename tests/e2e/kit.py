@@ -23,6 +23,7 @@ PATIENT = {
     # A machine that is busy with something else is no miss; tests of these deadlines set their own.
     "PERDURE_SCHEDULER__LOOKUP_S": "20",
     "PERDURE_SCHEDULER__LOAD_S": "20",
+    "PERDURE_SCHEDULER__RESTORE": "load",  # the toy computes quicker than anything is loaded
 }
 TOY = PATIENT | {
     "PERDURE_MODEL__SOURCE": f"toy:{SEED}",

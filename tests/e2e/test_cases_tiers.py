@@ -12,6 +12,7 @@ from tests.e2e.kit import (
     ask,
     ask_all,
     client_of,
+    hooks,
     ledger_rows,
     oracle,
     prompt,
@@ -80,6 +81,30 @@ async def test_a_prefix_of_five_times_the_host_tier_comes_back_from_disk_whole()
             assert again.ids == oracle(whole, 3)
             assert again.finish.usage.cached_tokens == 5 * slots * BLOCK
             assert again.finish.usage.cached_by_tier["disk"] >= 4 * slots * BLOCK
+        await aftermath(made)
+
+
+async def test_a_prefix_computed_from_the_front_and_loaded_from_the_back_gives_the_same_tokens() -> None:
+    whole = prompt(61, 40 * BLOCK + 1)
+    settings = hooks(store_in_load="delay:0.05") | {
+        "PERDURE_SCHEDULER__RESTORE": "both",
+        "PERDURE_SCHEDULER__STEP_TOKENS": str(2 * BLOCK),
+        "PERDURE_FAULTS__MAX_HOST_BLOCKS": "8",
+    }
+    async with stack(**settings) as made:
+        for end in range(4 * BLOCK, len(whole) + 1, 4 * BLOCK):
+            await ask_all(made, [whole[: end + 1]], 1)
+            await all_on_disk(made)
+        made.kill("worker")
+        await made.wait_serving()
+        async with client_of(made) as client, watching(made) as look:
+            before = (await look())["counters"]
+            again = await ask(client, whole, 3)
+            after = (await look())["counters"]
+        assert again.ids == oracle(whole, 3)
+        beside = after["beside_tokens"] - before["beside_tokens"]
+        assert beside > 0
+        assert again.finish.usage.cached_tokens + beside == 40 * BLOCK
         await aftermath(made)
 
 

@@ -36,6 +36,7 @@ class EngineMachine(RuleBasedStateMachine):
         store=st.sampled_from([True, True, False]),
         host_slots=st.sampled_from([3, 1000]),
         window=st.sampled_from([1, 3, 1000]),
+        restore=st.sampled_from(["auto", "load", "both", "both"]),
     )
     def begin(self, block_tokens, blocks, step_tokens, max_running, store, host_slots, window, **options) -> None:
         settings = Settings(

@@ -38,7 +38,7 @@ from tests.service.scheduler_kit import CONFIG, FACTS, B, PlayedWorker, a_submit
 
 PROMPT = list(range(100, 100 + 3 * B + 1))
 StoreBox = mailbox_of("store", frozenset({"scheduler"}))
-PATIENT = Config(scheduler=SchedulerConfig(step_tokens=64, lookup_s=5.0, load_s=5.0))
+PATIENT = Config(scheduler=SchedulerConfig(step_tokens=64, lookup_s=5.0, load_s=5.0, restore="load"))
 
 
 class PlayedStore:
