@@ -96,7 +96,7 @@ def test_products_multiply_by_the_files_weights_to_the_bit(kind: str, out: int, 
     unit = np.eye(tensor.shape[1], dtype=np.float32)
     expected = np.ascontiguousarray(tensor.fp32().T) + np.float32(0)
     assert same(product(matrix, unit), expected)
-    for row in range(0, len(unit), 1 + seed % 5):
+    for row in range(seed % 17, len(unit), 17):
         assert same(product(matrix, unit[row : row + 1]), expected[row : row + 1])
 
 

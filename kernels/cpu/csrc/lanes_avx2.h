@@ -75,18 +75,19 @@ PD_INLINE v16 v16_load_i8(const int8_t *p) {
     return PD_V16(_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi));
 }
 
-/* e4m3: sign, four bits of exponent (bias 7), three of mantissa; all ones but the sign is NaN. The bits where fp32 has
- * them are too small by 2^120, subnormals included. */
-PD_INLINE __m256 pd_widen_e4m3(__m128i bytes) {
-    __m256i wide = _mm256_cvtepu8_epi32(bytes), size = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
-    __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(wide, size), 24);
-    __m256 small = _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(size, 20), sign));
-    __m256i nan = _mm256_cmpeq_epi32(size, _mm256_set1_epi32(0x7f));
-    return _mm256_or_ps(_mm256_mul_ps(small, _mm256_set1_ps(0x1p120f)), _mm256_castsi256_ps(nan));
+/* e4m3: sign, four bits of exponent (bias 7), three of mantissa; all ones but the sign is NaN. The bits where fp16 has
+ * them are too small by 2^8, and no subnormal is one in fp32. */
+PD_INLINE __m256i pd_e4m3_as_f16(const uint8_t *p) {
+    __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    __m256i size = _mm256_and_si256(wide, _mm256_set1_epi16(0x3f80));
+    __m256i nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x3f80));
+    return _mm256_or_si256(_mm256_andnot_si256(_mm256_set1_epi16(0x4000), wide), nan);
 }
 PD_INLINE v16 v16_load_e4m3(const uint8_t *p) {
-    return PD_V16(pd_widen_e4m3(_mm_loadl_epi64((const __m128i *)p)),
-                  pd_widen_e4m3(_mm_loadl_epi64((const __m128i *)(p + 8))));
+    const __m256 unit = _mm256_set1_ps(256.0f);
+    __m256i halfs = pd_e4m3_as_f16(p);
+    return PD_V16(_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halfs)), unit),
+                  _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(halfs, 1)), unit));
 }
 
 /* Eight 4-bit numbers 0..15 in each lane; the i-th as a float, times n16_unit(i): masked where it stands, since shifts

@@ -42,16 +42,14 @@ PD_INLINE v16 v16_load_i8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-/* e4m3: sign, four bits of exponent (bias 7), three of mantissa; all ones but the sign is NaN. The bits where fp32 has
- * them are too small by 2^120, subnormals included. */
+/* e4m3: sign, four bits of exponent (bias 7), three of mantissa; all ones but the sign is NaN. The bits where fp16 has
+ * them are too small by 2^8, and no subnormal is one in fp32. */
 PD_INLINE v16 v16_load_e4m3(const uint8_t *p) {
-    __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-    __m512i size = _mm512_and_si512(wide, _mm512_set1_epi32(0x7f));
-    __m512i sign = _mm512_slli_epi32(_mm512_xor_si512(wide, size), 24);
-    __m512i small = _mm512_or_si512(_mm512_slli_epi32(size, 20), sign);
-    __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(small), _mm512_set1_ps(0x1p120f));
-    __mmask16 nan = _mm512_cmpeq_epi32_mask(size, _mm512_set1_epi32(0x7f));
-    return _mm512_mask_mov_ps(value, nan, _mm512_castsi512_ps(_mm512_set1_epi32(-1)));
+    __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    __m256i size = _mm256_and_si256(wide, _mm256_set1_epi16(0x3f80));
+    __m256i nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x3f80));
+    __m256i halfs = _mm256_or_si256(_mm256_andnot_si256(_mm256_set1_epi16(0x4000), wide), nan);
+    return _mm512_mul_ps(_mm512_cvtph_ps(halfs), _mm512_set1_ps(256.0f));
 }
 
 /* Eight 4-bit numbers 0..15 in each lane; the i-th as a float, times n16_unit(i). The permute reads 4 bits alone. */

@@ -78,22 +78,22 @@ PD_INLINE v16 v16_load_i8(const int8_t *p) {
     return r;
 }
 
-/* e4m3: sign, four bits of exponent (bias 7), three of mantissa; all ones but the sign is NaN. The bits where fp32 has
- * them are too small by 2^120, subnormals included. */
-PD_INLINE float32x4_t pd_widen_e4m3(uint16x4_t bytes) {
-    uint32x4_t wide = vmovl_u16(bytes), size = vandq_u32(wide, vdupq_n_u32(0x7f));
-    uint32x4_t small = vorrq_u32(vshlq_n_u32(size, 20), vshlq_n_u32(veorq_u32(wide, size), 24));
-    float32x4_t value = vmulq_f32(vreinterpretq_f32_u32(small), vdupq_n_f32(0x1p120f));
-    return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(value), vceqq_u32(size, vdupq_n_u32(0x7f))));
+/* e4m3: sign, four bits of exponent (bias 7), three of mantissa; all ones but the sign is NaN. The bits where fp16 has
+ * them are too small by 2^8, and no subnormal is one in fp32. */
+PD_INLINE uint16x8_t pd_e4m3_as_f16(int8x8_t bytes) {
+    uint16x8_t wide = vreinterpretq_u16_s16(vshlq_n_s16(vmovl_s8(bytes), 7));
+    uint16x8_t nan = vceqq_u16(vandq_u16(wide, vdupq_n_u16(0x3f80)), vdupq_n_u16(0x3f80));
+    return vorrq_u16(vandq_u16(wide, vdupq_n_u16(0xbfff)), nan);
 }
 PD_INLINE v16 v16_load_e4m3(const uint8_t *p) {
     v16 r;
-    uint8x16_t bytes = vld1q_u8(p);
-    uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
-    r.q[0] = pd_widen_e4m3(vget_low_u16(low));
-    r.q[1] = pd_widen_e4m3(vget_high_u16(low));
-    r.q[2] = pd_widen_e4m3(vget_low_u16(high));
-    r.q[3] = pd_widen_e4m3(vget_high_u16(high));
+    int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+    uint16x8_t low = pd_e4m3_as_f16(vget_low_s8(bytes)), high = pd_e4m3_as_f16(vget_high_s8(bytes));
+    r.q[0] = vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(low)));
+    r.q[1] = vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(low)));
+    r.q[2] = vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(high)));
+    r.q[3] = vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(high)));
+    PD_EACH(i) r.q[i] = vmulq_n_f32(r.q[i], 256.0f);
     return r;
 }
 
