@@ -64,6 +64,7 @@ class Worker(Actor):
         self._runner: Runner | None = None
         self._plans = self._transfers_queued = 0
         self._worked = 0.0
+        self._arena_key = ""
         self.dial("scheduler")
 
     async def start(self) -> None:
@@ -93,7 +94,7 @@ class Worker(Actor):
         self._save_watch = Watchdog("saves", self.config.supervise.step_s)
         self.nursery.start_soon(self._watch)
         if not isinstance(self._runner, ToyRunner):  # a test's pool is not worth its memory unused
-            self.nursery.start_soon(self._prefault)
+            self.nursery.start_soon(self._touch, self._pool.prefault)
 
     def _load(self) -> Runner:
         self.faults.at("worker_in_start")
@@ -138,11 +139,12 @@ class Worker(Actor):
                 self.log.error("hung", **asdict(hung), hint="this worker ends, its supervisor starts the next")
                 os._exit(HUNG)
 
-    async def _prefault(self) -> None:
-        """Touches the pool bit by bit while nobody wants anything: first touch runs at a tenth of a copy's rate.
+    async def _touch(self, some: Callable[[int], bool]) -> None:
+        """Touches memory bit by bit while nobody wants anything: first touch runs at a tenth of a copy's rate.
 
-        Between two steps of a batch the worker is idle for a moment, too; a turn begun there would slow the next
-        step down. So a turn needs a pause of `IDLE_S` since the last work.
+        `some` touches the next bytes, and is True when all are touched. Between two steps of a batch the worker is
+        idle for a moment, too; a turn begun there would slow the next step down. So a turn needs a pause of `IDLE_S`
+        since the last work.
         """
         touched = False
         while not touched:
@@ -150,7 +152,7 @@ class Worker(Actor):
             if self._plans or self._transfers_queued or left > 0:
                 await trio.sleep(max(left, IDLE_S / 4))
             else:
-                touched = await self._saves.run(partial(self._pool.prefault, PREFAULT_BYTES))
+                touched = await self._saves.run(partial(some, PREFAULT_BYTES))
 
     # --- the scheduler comes and goes
 
@@ -211,6 +213,9 @@ class Worker(Actor):
             self._send(peer, head, none)
             return
         self._transfers_queued += 1
+        if message.arena_key != self._arena_key:
+            self._arena_key = message.arena_key
+            self.nursery.start_soon(self._touch, self._transfers.populate)
 
         def done(result: outcome.Outcome[Transferred | None]) -> None:
             self._transfers_queued -= 1

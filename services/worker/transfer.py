@@ -124,6 +124,10 @@ class Transfers:
         self._loaded += 1
         return checksum
 
+    def populate(self, nbytes: int) -> bool:
+        """Fills page tables of the arena in use; True when all are filled."""
+        return self._arenas.populate(nbytes)
+
     def statistics(self) -> TransferStatistics:
         """Totals, for status."""
         return TransferStatistics(

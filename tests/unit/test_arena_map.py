@@ -120,3 +120,30 @@ def test_a_shrunken_file_is_refused_instead_of_sigbus_and_used_again_once_mended
     assert arenas.open(str(path), key).nbytes == 4096
     with pytest.raises(ArenaUnusable, match="outside"):
         arenas.open(str(path), key).payload(8192, 8)
+
+
+def mapped_kib(path: str) -> int:
+    """Resident KiB of this process's mapping of a file."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.endswith(path))
+    return int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+
+
+def test_page_tables_are_filled_piece_by_piece(tmp_path: Path) -> None:
+    path = make(tmp_path / "arena", size=5 * SIZE)
+    arenas = Arenas()
+    assert arenas.populate(SIZE)  # there is none yet
+    arenas.open(path, key_of(Path(path)))
+    assert mapped_kib(path) == 0
+    assert [arenas.populate(2 * SIZE) for _ in range(3)] == [False, False, True]
+    assert mapped_kib(path) == 5 * SIZE // 1024
+    assert arenas.populate(SIZE)
+
+
+def test_a_file_that_was_cut_is_not_filled_any_further(tmp_path: Path) -> None:
+    path = make(tmp_path / "arena", size=2 * SIZE)
+    arenas = Arenas()
+    arenas.open(path, key_of(Path(path)))
+    assert not arenas.populate(SIZE)
+    os.truncate(path, SIZE)
+    assert arenas.populate(SIZE)
