@@ -62,7 +62,7 @@ class SchedulerConfig(Section, frozen=True):
     """fcfs, or lpm (longest prefix match first, with ageing)."""
     prefetch: str = "timeout"
     """How a request waits for its prefix from disk: timeout (until it is there or a bound is reached)."""
-    restore: str = "auto"
+    restore: str = "load"
     """A prefix that the store has: auto (loaded, computed, or both from the two ends, whatever is quickest by what was
     measured), load (always waited for), both (always computed from the front while it is loaded from the back)."""
     step_tokens: int = 256

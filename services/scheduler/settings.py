@@ -25,7 +25,7 @@ class Settings:
 
     policy: Policy = "fcfs"
     prefetch: Prefetch = "timeout"
-    restore: Restore = "auto"
+    restore: Restore = "load"
     step_tokens: int = 256
     max_running: int = 64
     max_waiting: int = 4096

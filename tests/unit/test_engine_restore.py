@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.scheduler.restore.rates import Rates
-from services.scheduler.settings import Settings
+from services.scheduler.settings import Restore, Settings
 from shared.messages.base import unpack_u32
 from tests.engine_kit import by_tier, counter, warm, words
 from tests.scheduler_world import World
@@ -23,9 +23,9 @@ def rates(world: World, token_s: float, block_s: float) -> dict[str, Any]:
     return {world.facts.fingerprint.hex(): made.plain()}
 
 
-def measured(token_s: float, block_s: float, **options: Any) -> tuple[World, list[int]]:
+def measured(token_s: float, block_s: float, *, restore: Restore = "auto", **options: Any) -> tuple[World, list[int]]:
     """A prompt of 8 blocks that only the disk holds, in a world that knows how long everything takes."""
-    world = World(Settings(step_tokens=8, **options), blocks=40, block_tokens=BLOCK, store=True)
+    world = World(Settings(step_tokens=8, restore=restore, **options), blocks=40, block_tokens=BLOCK, store=True)
     prompt = warm(world, spill=True)
     world.engine.recall(rates(world, token_s, block_s))
     world.start_worker()
@@ -119,7 +119,7 @@ def test_a_load_that_stands_still_is_computed_against_long_before_it_is_given_up
 
 
 def test_what_is_measured_is_known_to_the_next_life() -> None:
-    world = World(Settings(step_tokens=64), blocks=60, block_tokens=BLOCK, store=True)
+    world = World(Settings(step_tokens=64, restore="auto"), blocks=60, block_tokens=BLOCK, store=True)
     assert world.worker is not None
     world.worker.token_s = 0.01
     world.submit(words(65, 1), 1)
@@ -137,7 +137,7 @@ def test_what_is_measured_is_known_to_the_next_life() -> None:
     known = Rates.of(saved)
     assert known.compute_s(0, 64) == pytest.approx(0.64)
     assert known.load_s(0, 8) == pytest.approx(1.0)
-    again = World(Settings(step_tokens=64), blocks=60, block_tokens=BLOCK, worker=False)
+    again = World(Settings(step_tokens=64, restore="auto"), blocks=60, block_tokens=BLOCK, worker=False)
     again.engine.recall({"00": {"prefill": "?"}} | world.engine.rates())
     again.start_worker()
     assert again.engine.rates()[world.facts.fingerprint.hex()] == saved
