@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +18,11 @@ from ops.bench.commit import commit
 from ops.bench.copies import copies
 from ops.bench.figures import Figures
 from ops.bench.messages import messages
+from ops.bench.plots import plots
+from ops.bench.profile import profile_path
 from ops.bench.restore import restore
 from ops.bench.suite import Suite
+from ops.cli.logs import quiet_logs
 from ops.models.download import pull
 from ops.models.progress import shown
 from ops.stack import ROOT, Stack
@@ -32,19 +37,22 @@ BARE: dict[str, Callable[[int, Figures], None]] = {
 }
 """Sections that need no running stack and no model."""
 
-SERVED = ("prefill", "batch", "warm", "services", "revival", "overhead")
+SERVED = ("prefill", "streams", "warm", "start", "encoding", "services", "revival", "overhead")
+STEPS = "steps"
+"""The section of the step breakdown: a process of its own, see `profile`."""
 
 
 def main() -> None:
     """Measures, prints the table, writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of each figure")
-    parser.add_argument("--only", nargs="*", default=[], choices=(*SERVED, *BARE), help="sections to run")
+    parser.add_argument("--only", nargs="*", default=[], choices=(*SERVED, *BARE, STEPS), help="sections to run")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
+    quiet_logs()
     console = Console()
     book = Figures(console.print)
-    wanted = set(arguments.only) or {*SERVED, *BARE}
+    wanted = set(arguments.only) or {*SERVED, *BARE, STEPS}
     for name, section in BARE.items():
         if name in wanted:
             section(arguments.rounds, book)
@@ -65,6 +73,10 @@ def main() -> None:
                 await suite.run(wanted)
 
             trio.run(run)
+    steps = None
+    if STEPS in wanted:
+        subprocess.run([sys.executable, "-m", "ops.bench.profile", "--threads", str(arguments.threads)], check=True)
+        steps = json.loads(profile_path().read_text())["seconds"]
     facts = {
         "commit": commit(),
         "machine": platform.machine(),
@@ -83,8 +95,10 @@ def main() -> None:
     results = ROOT / "results"
     results.mkdir(exist_ok=True)
     path = results / f"bench-{facts['commit'].rstrip('+')}.json"
-    path.write_text(json.dumps({"facts": facts, "figures": book.figures}, indent=1))
+    path.write_text(json.dumps({"facts": facts, "figures": book.figures, "steps": steps}, indent=1))
     console.print(f"written to {path}")
+    for plot in plots(path):
+        console.print(f"written to {plot}")
 
 
 if __name__ == "__main__":

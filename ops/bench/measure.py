@@ -1,12 +1,15 @@
 """Taking figures through the real client: what a user waits for, on the client's own clock."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
+from ops.bench.peers.interface import Timeline, whole_rate
 from ops.client import Client
 from ops.stack import Stack
 from shared.messages.front import Finish, Sampling
@@ -27,12 +30,16 @@ class Timed:
         return (self.total_s - self.ttft_s) / max(self.tokens - 1, 1)
 
 
+def greedy(tokens: int) -> Sampling:
+    """Exactly so many tokens."""
+    return Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+
+
 async def timed(client: Client, ids: Sequence[int], tokens: int) -> Timed:
     """One greedy request of exactly `tokens` new tokens."""
-    sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     begun = time.perf_counter()
     first = 0.0
-    async with client.generate(ids=ids, sampling=sampling) as stream:
+    async with client.generate(ids=ids, sampling=greedy(tokens)) as stream:
         async for chunk in stream:
             if chunk.end > 0:
                 first = first or time.perf_counter() - begun
@@ -44,11 +51,33 @@ async def timed(client: Client, ids: Sequence[int], tokens: int) -> Timed:
 
 async def together(client: Client, prompts: Sequence[Sequence[int]], tokens: int) -> float:
     """All prompts at once; new tokens a second over the whole."""
+    return whole_rate(await timelines(client, prompts, tokens))
+
+
+async def timelines(client: Client, prompts: Sequence[Sequence[int]], tokens: int) -> list[Timeline]:
+    """All prompts at once, `tokens` new ones each; the clock of all starts with the first request."""
+    found: dict[int, Timeline] = {}
     begun = time.perf_counter()
+
+    async def follow(number: int, ids: Sequence[int]) -> None:
+        arrivals: list[float] = []
+        async with client.generate(ids=ids, sampling=greedy(tokens)) as stream:
+            async for chunk in stream:
+                arrivals += [time.perf_counter() - begun] * (chunk.end - chunk.start)
+        if len(arrivals) != tokens:
+            raise RuntimeError(f"{len(arrivals)} of {tokens} tokens came")
+        found[number] = Timeline(tuple(arrivals), tokens)
+
     async with trio.open_nursery() as nursery:
-        for ids in prompts:
-            nursery.start_soon(timed, client, ids, tokens)
-    return len(prompts) * tokens / (time.perf_counter() - begun)
+        for number, ids in enumerate(prompts):
+            nursery.start_soon(follow, number, ids)
+    return [found[number] for number in range(len(prompts))]
+
+
+def cpu_s(stack: Stack, service: str) -> float:
+    """CPU seconds of a service's process so far, in user and kernel mode."""
+    fields = Path(f"/proc/{stack.pid(service)}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def interleaved(runs: Sequence[Callable[[], None]], repeats: int, clock: Callable[[], float]) -> list[float]:

@@ -188,7 +188,8 @@ def table_of(found: dict[str, dict[str, float]], title: str) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     sums = {case: sum(parts.values()) for case, parts in found.items()}
-    for name in dict.fromkeys(name for parts in found.values() for name in parts):
+    names = dict.fromkeys(name for parts in found.values() for name in parts)
+    for name in sorted(names, key=lambda name: not name.startswith("kernels")):
         cells = []
         for case, parts in found.items():
             seconds = parts.get(name, 0.0)
@@ -198,6 +199,11 @@ def table_of(found: dict[str, dict[str, float]], title: str) -> Table:
     table.add_section()
     table.add_row("together", *(f"{1e3 * total:.3f} 100%" for total in sums.values()))
     return table
+
+
+def profile_path() -> Path:
+    """Where the seconds are written."""
+    return ROOT / "results" / f"profile-{commit().rstrip('+')}.json"
 
 
 def main() -> None:
@@ -215,7 +221,7 @@ def main() -> None:
     Console(width=130).print(
         table_of(found, f"commit {facts['commit']}, {arguments.threads} threads, {arguments.activations}")
     )
-    path = ROOT / "results" / f"profile-{commit().rstrip('+')}.json"
+    path = profile_path()
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"facts": facts, "seconds": found}, indent=1))
 

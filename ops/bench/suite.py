@@ -10,12 +10,16 @@ from typing import Any
 
 import trio
 
+from ops.bench.encoding import encoding
 from ops.bench.figures import Figures
-from ops.bench.measure import Spread, all_saved, pool_touched, timed, together
+from ops.bench.measure import Spread, pool_touched, timed, together
 from ops.bench.overhead import overhead
 from ops.bench.peer import ROOT, TransformersPeer
 from ops.bench.prompts import Prompts
 from ops.bench.revival import revival
+from ops.bench.startup import startup
+from ops.bench.streams import streams
+from ops.bench.warm import warm
 from ops.client import Client, connected
 from ops.stack import Stack
 from services.worker.recorder import recorded
@@ -44,8 +48,10 @@ class Suite:
         """All sections, or those named."""
         sections: dict[str, Callable[[], Any]] = {
             "prefill": self.against_transformers,
-            "batch": self.batch,
+            "streams": self.streams,
             "warm": self.warm,
+            "start": self.start,
+            "encoding": self.encoding,
             "services": self.services,
             "revival": self.revived,
             "overhead": self.durability,
@@ -80,48 +86,28 @@ class Suite:
             a, b = Spread.of(ours_itl), Spread.of(theirs_itl)
             self.note(f"decode, batch 1, after {length} tokens, s a token", a, b, a.median / b.median, "<= 1")
 
-    async def batch(self) -> None:
-        """Eight requests at once against the same one at a time, at most 256 tokens of context."""
-        alone, at_once = [], []
-        async with connected(self.stack.places) as client:
-            await timed(client, self.fresh(64), 8)
-            for _ in range(self.rounds):
-                one = await timed(client, self.fresh(128), 128)
-                alone.append(128 / one.total_s)
-                at_once.append(await together(client, [self.fresh(128) for _ in range(STREAMS)], 128))
-        a, b = Spread.of(at_once), Spread.of(alone)
-        self.note("8 streams against one at a time, tokens/s", a, b, a.median / b.median, ">= 3")
+    async def streams(self) -> None:
+        """Eight and thirty-two at once, and what the services take meanwhile."""
+        await streams(self.stack, self.fresh, self.note, self.rounds)
 
     async def warm(self) -> None:
-        """A prefix of 6,000 cached tokens and 64 new ones: from the device, and after `kill -9` of the worker."""
-        cold, warm, killed = [], [], []
-        for _ in range(self.rounds):
-            prefix = self.fresh(6000)
-            async with connected(self.stack.places) as client:
-                cold.append((await timed(client, prefix + self.fresh(64), 1)).ttft_s)
-                warm.append((await timed(client, prefix + self.fresh(64), 1)).ttft_s)
-            await all_saved(self.stack)
-            self.stack.kill("worker")
-            await self.stack.wait_serving()
-            async with connected(self.stack.places) as client:
-                again = await timed(client, prefix + self.fresh(64), 1)
-            if not again.finish.usage.cached_by_tier["host"]:
-                raise RuntimeError(f"after the kill nothing came from the host tier: {again.finish.usage}")
-            killed.append(again.ttft_s)
-        base = Spread.of(cold)
-        for name, values, bar in (
-            ("6,000 cached + 64 new, TTFT, s (alternative: cold)", warm, "<= 0.05"),
-            ("the same after kill -9 of the worker, s (alternative: cold)", killed, "<= 0.1"),
-        ):
-            ours = Spread.of(values)
-            self.note(name, ours, base, ours.median / base.median, bar)
+        """A cached prefix: from the device, after a kill, from a cold disk."""
+        await warm(self.stack, self.fresh, self.note, self.rounds)
+
+    async def start(self) -> None:
+        """How soon everything is there."""
+        await startup(self.stack.settings, self.fresh, self.note, self.rounds)
+
+    async def encoding(self) -> None:
+        """What streams notice of a long prompt's encoding."""
+        await encoding(self.stack, self.fresh, self.note, self.rounds)
 
     async def revived(self) -> None:
         """After `kill -9` of everything: what comes back, and how soon the first hit answers."""
         await revival(self.stack.settings, self.fresh, self.note, self.rounds)
 
     async def durability(self) -> None:
-        """What journal and write-through cost."""
+        """What everything on costs when nothing is hit."""
         await overhead(self.stack.settings, self.fresh, self.note, self.rounds)
 
     async def services(self) -> None:

@@ -22,7 +22,9 @@ from ops.bench.peers.ours import Ours
 from ops.bench.peers.rows import MEASUREMENTS, SIDES, Measurement
 from ops.bench.peers.verdict import Outcome, judged
 from ops.bench.peers.vllm import Vllm
+from ops.bench.plots import plots
 from ops.bench.prompts import Prompts
+from ops.cli.logs import quiet_logs
 from ops.models.download import pull
 from ops.models.progress import shown
 from ops.stack import ROOT
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--ours", nargs="*", default=list(SIDES), choices=list(SIDES), help="which of ours")
     arguments = parser.parse_args()
+    quiet_logs()
     console = Console()
 
     def say(text: str) -> None:
@@ -136,6 +139,8 @@ def _compare(
     path = results / f"peers-{commit().rstrip('+')}.json"
     path.write_text(json.dumps({"facts": facts, "left_out": lost, "rows": _plain(found, best)}, indent=1))
     console.print(f"written to {path}")
+    for plot in plots(path):
+        console.print(f"written to {plot}")
 
 
 def _table(

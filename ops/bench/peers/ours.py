@@ -1,15 +1,13 @@
 """Our own engine in the comparison: a whole stack with its defaults, asked through the real client over ZeroMQ."""
 
-import time
 from collections.abc import Sequence
 
 import trio
 
-from ops.bench.measure import all_saved, pool_touched
+from ops.bench.measure import all_saved, greedy, pool_touched, timelines
 from ops.bench.peers.interface import Place, Timeline
-from ops.client import Client, connected
+from ops.client import connected
 from ops.stack import Stack
-from shared.messages.front import Sampling
 
 
 class Ours:
@@ -36,19 +34,10 @@ class Ours:
         return trio.run(self._generate, prompts, tokens)
 
     async def _generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Timeline]:
-        found: dict[int, Timeline] = {}
         async with connected(self.stack.places) as client:
             await client.tokenizer.wait_up()
             await client.detokenizer.wait_up()
-            begun = time.perf_counter()
-            async with trio.open_nursery() as nursery:
-
-                async def one(number: int, ids: Sequence[int]) -> None:
-                    found[number] = await _followed(client, ids, tokens, begun)
-
-                for number, ids in enumerate(prompts):
-                    nursery.start_soon(one, number, ids)
-        return [found[number] for number in range(len(prompts))]
+            return await timelines(client, prompts, tokens)
 
     def answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """See `Engine.answer`."""
@@ -57,7 +46,7 @@ class Ours:
     async def _answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
         async with (
             connected(self.stack.places) as client,
-            client.generate(ids=prompt, sampling=_greedy(tokens)) as stream,
+            client.generate(ids=prompt, sampling=greedy(tokens)) as stream,
         ):
             return list((await stream.result()).ids)
 
@@ -71,17 +60,3 @@ class Ours:
     def stop(self) -> None:
         """Ends it, and removes its home."""
         self.stack.remove()
-
-
-def _greedy(tokens: int) -> Sampling:
-    return Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-
-
-async def _followed(client: Client, ids: Sequence[int], tokens: int, begun: float) -> Timeline:
-    arrivals: list[float] = []
-    async with client.generate(ids=ids, sampling=_greedy(tokens)) as stream:
-        async for chunk in stream:
-            arrivals += [time.perf_counter() - begun] * (chunk.end - chunk.start)
-    if len(arrivals) != tokens:
-        raise RuntimeError(f"{len(arrivals)} of {tokens} tokens came")
-    return Timeline(tuple(arrivals), tokens)

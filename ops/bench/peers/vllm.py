@@ -15,7 +15,7 @@ from ops.bench.peers.interface import Place, Say, Timeline
 from ops.bench.peers.llama_cpp import wait_serving
 from ops.bench.peers.processes import Group
 
-START_S = 900.0
+START_S = 1800.0
 STREAMS = 32
 KV_GB = 4
 PIECE = b'"choices":[{'
@@ -62,6 +62,8 @@ class VllmServer:
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[: place.threads])),
             "VLLM_CPU_KVCACHE_SPACE": str(KV_GB),
             "LD_PRELOAD": str(next(place.root.glob("env/lib/**/libiomp5.so"))),
+            "VLLM_CACHE_ROOT": str(place.root / "cache"),  # what it compiles at its first start
+            "TORCHINDUCTOR_CACHE_DIR": str(place.root / "cache" / "inductor"),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "PATH": f"{place.root / 'env' / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
