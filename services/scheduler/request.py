@@ -66,6 +66,8 @@ class Request:
     """Identities of its leading full blocks, as far as they were needed."""
     from_tier: tuple[int, int, int] = (0, 0, 0)
     """Tokens from device, host and disk at the present admission."""
+    account_closed: bool = False
+    """It was in a step before it came to its present blocks: those say nothing about its first ones."""
     furthest: int = 0
     """The most tokens that had their KV at the end of any of its steps, also in pools that are gone."""
     losses: int = 0
@@ -142,7 +144,7 @@ class Request:
         """So many tokens came from these tiers -> those of them that its account did not have when it first ran."""
         device, host_before, disk_before = self.from_tier
         self.from_tier = device, host_before + host, disk_before + disk
-        if self.admit is None or self.admit_journaled:
+        if self.admit is None or self.admit_journaled or self.account_closed:
             return 0, 0
         self.admit = msgspec.structs.replace(self.admit, host=self.from_tier[1], disk=self.from_tier[2])
         return host, disk

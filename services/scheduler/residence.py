@@ -293,6 +293,7 @@ class Residence:
         request.seq = seq
         request.computed = seq.cached_blocks * self.kv.block_tokens
         request.from_tier = (request.computed, 0, 0)
+        request.account_closed = request.admit is not None
         request.fresh = (request.output_tokens, seq.cached_blocks)
         self.running[request.key] = request
         self.announce(request, seq.cached_blocks, len(tokens) // self.kv.block_tokens)

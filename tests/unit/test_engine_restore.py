@@ -141,3 +141,18 @@ def test_what_is_measured_is_known_to_the_next_life() -> None:
     again.engine.recall({"00": {"prefill": "?"}} | world.engine.rates())
     again.start_worker()
     assert again.engine.rates()[world.facts.fingerprint.hex()] == saved
+
+
+def test_what_a_request_loads_after_its_worker_died_is_no_hit_beside_its_first_ones() -> None:
+    world, prompt = measured(token_s=0.01, block_s=1e-3, restore="load")
+    world.submit(prompt, 2)
+    world.settle()  # all of it is on the device now, and in the store
+    id = world.submit([*prompt, 1, 2], 12)
+    assert world.plan is not None
+    cached = counter(world, "cached_device")
+    assert cached >= 8 * BLOCK
+    world.kill_worker()
+    world.start_worker()
+    world.settle()
+    assert counter(world, "loads") == 2  # it was loaded again
+    assert by_tier(world, id) == {"device": cached, "host": 0, "disk": 0}
