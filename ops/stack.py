@@ -4,8 +4,8 @@ The stack is exactly what `perdure serve` starts; nothing here knows how a servi
 stops it and removes home, run dir and arena, also on an error. Should this process be killed, the stack stops, too.
 """
 
-import fcntl
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -26,6 +26,22 @@ from shared.peers import wait_exit
 
 ROOT = Path(__file__).resolve().parents[1]
 STOP_S = 15.0
+
+
+def children(pid: int) -> list[int]:
+    """Processes that it has started and that live; none when it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def exit_of(pid: int) -> int:
+    """A file descriptor that becomes readable when the process ends; -1 when it has."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
 
 
 class StackError(RuntimeError):
@@ -144,10 +160,12 @@ class Stack:
         return [pid for pid in map(holder, files) if pid is not None]
 
     def kill_all(self) -> None:
-        """`kill -9` of honcho, every supervisor and every service at once."""
+        """`kill -9` of honcho, every supervisor and every service at once. StackError when something outlives it."""
         pids = self.running()
         if self.process is not None:
             pids.append(self.process.pid)
+        # honcho's own helpers end behind it, and hold the home's lock until then
+        ends = [fd for pid in {*pids, *(child for pid in pids for child in children(pid))} if (fd := exit_of(pid)) >= 0]
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -156,18 +174,12 @@ class Stack:
         if self.process is not None:
             self.process.wait()
             self.process = None
-        self._wait_unlocked()
-
-    def _wait_unlocked(self) -> None:
-        """Until the home can be taken again: honcho's helpers hold its lock a moment longer than honcho."""
         deadline = time.monotonic() + STOP_S
-        while self.places.lock.exists() and time.monotonic() < deadline:
-            try:
-                with self.places.lock.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                time.sleep(0.01)  # a poll: their ends are nowhere to be heard of
+        late = [fd for fd in ends if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]]
+        for fd in ends:
+            os.close(fd)
+        if late:
+            raise StackError(f"{len(late)} processes outlived their kill by {STOP_S:g} s:\n{self.log_tail()}")
 
     def log_tail(self, lines: int = 40) -> str:
         """The last lines that the stack wrote."""

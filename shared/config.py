@@ -63,8 +63,8 @@ class SchedulerConfig(Section, frozen=True):
     prefetch: str = "timeout"
     """How a request waits for its prefix from disk: timeout (until it is there or a bound is reached)."""
     restore: str = "load"
-    """A prefix that the store has: auto (loaded, computed, or both from the two ends, whatever is quickest by what was
-    measured), load (always waited for), both (always computed from the front while it is loaded from the back)."""
+    """A prefix that the store has: load (always waited for), both (always computed from the front while it is loaded
+    from the back), auto (loaded or computed, whatever is quicker by what was measured)."""
     step_tokens: int = 256
     """Token budget of a step: decodes first, prefill chunks with the rest."""
     plans_out: int = 2

@@ -19,7 +19,7 @@ from ops.chaos.inspection import processes
 from ops.chaos.models import Subject
 from ops.chaos.schedule import HONCHO, SUPERVISOR, Strike
 from ops.chaos.volume import Volume
-from ops.stack import Stack
+from ops.stack import Stack, children
 from shared.lock_files import holder
 from shared.node import Node
 from shared.peers import wait_exit
@@ -174,12 +174,12 @@ class Assault:
         supervisor = (await self._pids((SUPERVISOR + service,)))[SUPERVISOR + service]
         with trio.move_on_after(ABOUT_S):
             for _ in range(LOOP_KILLS):
-                while not (children := _children(supervisor)) and _alive(supervisor):  # noqa: ASYNC110
+                while not (found := _children(supervisor)) and _alive(supervisor):  # noqa: ASYNC110
                     await trio.sleep(0.005)  # a poll of another process's children
-                if not children:
+                if not found:
                     return
-                self._signal({service: children[0]}, signal.SIGKILL)
-                await wait_exit(children[0])
+                self._signal({service: found[0]}, signal.SIGKILL)
+                await wait_exit(found[0])
         raise Broken(f"{service} killed {LOOP_KILLS} times before it was ready, and its supervisor has not given up")
 
     # --- exits and starts -----------------------------------------------------------------------------------------
@@ -255,9 +255,4 @@ def _alive(pid: int) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    try:
-        return [
-            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if _alive(int(child))
-        ]
-    except OSError:
-        return []
+    return [child for child in children(pid) if _alive(child)]

@@ -1,6 +1,6 @@
 """A service is forked out of its supervisor, which has imported what the service needs: no interpreter to start, no
-imports, and pages of code that both share. A stack starts with half the work, a killed service comes back in a few
-hundredths of a second.
+imports, and pages of code that both share. Of two starts of Python for each service one is left, and none when a
+service that was killed comes back.
 
 A fork copies one thread and every lock as it is. So a supervisor has no other thread, and forks between two runs of
 its event loop, never in one. What is on disk now may be newer than what was imported: a planned restart goes through
@@ -36,18 +36,13 @@ def take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def entry_of(service: str) -> ModuleType | None:
-    """Imports the service: its `main`, and what its `preload`, if it has one, finds worth having in advance.
-
-    None when that fails: whoever starts it fails in the same way, in a process of its own.
-    """
+def entry_of(service: str) -> ModuleType:
+    """Imports the service: its `main`, and what its `preload`, if it has one, finds worth having in advance."""
     threads = os.environ.get(BLAS_THREADS)
     os.environ[BLAS_THREADS] = "1"
     try:
         entry = importlib.import_module(f"services.{service}.__main__")
         getattr(entry, "preload", lambda: None)()
-    except Exception:
-        return None
     finally:
         del os.environ[BLAS_THREADS]
         if threads is not None:
@@ -60,9 +55,7 @@ def entry_of(service: str) -> ModuleType | None:
 class Process:
     """A forked service, child of this process. `pid` is its own until `wait` has returned."""
 
-    def __init__(
-        self, service: str, entry: ModuleType | None, environ: Mapping[str, str], close: Sequence[int]
-    ) -> None:
+    def __init__(self, service: str, entry: ModuleType, environ: Mapping[str, str], close: Sequence[int]) -> None:
         """`environ` is added to ours; `close`: file descriptors that are ours alone."""
         if threading.active_count() > 1:
             raise RuntimeError(f"a supervisor with threads can't fork: {threading.enumerate()}")
@@ -89,14 +82,14 @@ class Process:
             os.kill(self.pid, number)
 
 
-def _become(service: str, entry: ModuleType | None, environ: Mapping[str, str], close: Sequence[int]) -> None:
+def _become(service: str, entry: ModuleType, environ: Mapping[str, str], close: Sequence[int]) -> None:
     for fd in close:
         os.close(fd)
     os.setsid()
     os.environ.update(environ)
     setproctitle(f"perdure {service}")
     take_signals()
-    (entry or importlib.import_module(f"services.{service}.__main__")).main()
+    entry.main()
 
 
 def _live(life: Callable[[], None]) -> None:
@@ -107,13 +100,13 @@ def _live(life: Callable[[], None]) -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException:  # where an interpreter would end, too: it says why, and code 1 tells the supervisor
         traceback.print_exc()
     finally:
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
-        with suppress(Exception):
+        with suppress(OSError, ValueError):  # a stream that is gone or closed
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

@@ -78,7 +78,7 @@ def ancestors(parent: int, stack: str) -> set[int]:
 class Child:
     """One incarnation of the service."""
 
-    def __init__(self, service: str, entry: ModuleType | None, incarnation: int, ours: Sequence[int]) -> None:
+    def __init__(self, service: str, entry: ModuleType, incarnation: int, ours: Sequence[int]) -> None:
         """Starts it. `ours`: file descriptors that it must not keep."""
         self.incarnation = incarnation
         self.ready = False

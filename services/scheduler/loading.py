@@ -54,8 +54,6 @@ class Loader:
         self._probe = 0
         self.timing = Timing(desk)
         """What was measured, and what it says."""
-        self.token_s = 0.0
-        """Seconds that the present worker takes to compute a token; 0: none, or unknown."""
         self.block_s = 0.0
         """Measured seconds that a block takes from disk to arena, smoothed; 0: unknown."""
 
@@ -92,7 +90,7 @@ class Loader:
         turn hits into misses just then. A store that never answers costs a share of what is computed anyway.
         """
         settings = self._desk.settings
-        spared = blocks * self.kv.block_tokens * self.token_s
+        spared = self.timing.rates.compute_s(0, blocks * self.kv.block_tokens)
         return max(settings.lookup_s, min(WAIT_SHARE * spared, settings.load_s))
 
     def probe(self, now: float, name: bytes) -> None:

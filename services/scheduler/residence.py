@@ -44,7 +44,6 @@ class Residence:
     def worker_up(self, kv: KVManager, fingerprint: bytes, token_s: float) -> None:
         """A new, empty pool of a worker of some kind; computing a token takes so many seconds."""
         self.kv = self.loader.kv = kv
-        self.loader.token_s = token_s
         self.loader.timing.worker_up(fingerprint, token_s)
         self.saver.worker_up(kv)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.scheduler.desk import Desk
 from services.scheduler.load import Load
-from services.scheduler.restore.policy import Prefix, Way, chunk, forecast, rest_s
+from services.scheduler.restore.policy import Prefix, Way, choice, chunk, rest_s
 from services.scheduler.restore.rates import Rates
 from shared.messages.store import TIER_DISK
 
@@ -69,7 +69,7 @@ class Timing:
         wish = self._desk.settings.restore
         if wish != "auto":
             return wish
-        way = forecast(self.rates, prefix).way
+        way = choice(self.rates, prefix)
         if way == "compute":
             self._declined += 1
             if self._declined % PROBE_EVERY == 0:

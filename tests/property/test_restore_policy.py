@@ -1,26 +1,22 @@
-"""The choice between loading and computing, in simulated machines: by 5 % at most slower than the better of both.
+"""The choice between loading and computing, in simulated machines: never slower than the better of both by over 5 %.
 
-The machine's true curves are drawn from a wide range; the policy knows only what it has measured on it. Time is
-counted. What it has not measured yet it can't keep to: where both at once disturb each other much, trying it again now
-and then costs that restore up to 1.6 times the better way. So the bound is one on average over lengths.
+The machine's true curves are drawn at random; the policy knows only what it has measured on it. Time is counted.
 """
 
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.restore.curve import Curve
-from services.scheduler.restore.policy import Prefix, Progress, Way, chunk, forecast
+from services.scheduler.restore.policy import Prefix, Progress, Way, choice, chunk
 from services.scheduler.restore.rates import Rates
 
 BLOCK = 32
 STEP_BLOCKS = 8
 LENGTHS = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89]
 MARGIN = 1.05
-MOST = 1.6
-"""Of a single restore."""
 
 
 @dataclass
@@ -57,7 +53,7 @@ class Machine:
 
     def restore(self, prefix: Prefix) -> float:
         """Seconds until a prefix is whole, by the policy; what it measures meanwhile it knows from then on."""
-        way = forecast(self.rates, prefix).way
+        way = choice(self.rates, prefix)
         if way == "compute":
             return self.compute(prefix.start, prefix.start + prefix.blocks * BLOCK)
         return Restoring(self, prefix, way).run()
@@ -134,25 +130,21 @@ def prefixes(blocks: int, tiers: str, start: int) -> Prefix:
     return Prefix(start, BLOCK, disk[tiers])
 
 
-@settings(derandomize=True)  # an average of ten: among thousands of machines there is one that breaks it
 @given(machine=machines, tiers=st.sampled_from(["host", "disk", "both"]), start=st.sampled_from([0, 32, 2048]))
-def test_restores_are_not_slower_than_the_better_of_loading_and_computing(
+def test_a_restore_is_never_slower_than_the_better_of_loading_and_computing(
     machine: Machine, tiers: str, start: int
 ) -> None:
     machine.learn(host=True, disk=True)
     for _ in range(6):  # how much they disturb each other can only be learnt from both at once
         for blocks in LENGTHS:
             machine.restore(prefixes(blocks, tiers, start))
-    regrets = []
     for blocks in LENGTHS:
         prefix = prefixes(blocks, tiers, start)
         alone = machine.load(*prefix.tail(0)), machine.compute(start, start + blocks * BLOCK)
-        regrets.append(machine.restore(prefix) / min(alone))
-    assert sum(regrets) <= MARGIN * len(regrets), regrets
-    assert max(regrets) <= MOST, regrets
+        took = machine.restore(prefix)
+        assert took <= MARGIN * min(alone), f"{blocks} blocks took {took / min(alone):.3f} of the better of {alone}"
 
 
-@settings(derandomize=True)
 @given(machine=machines)
 def test_without_disturbing_each_other_both_at_once_are_nearly_as_quick_as_can_be(machine: Machine) -> None:
     machine.compute_drag = machine.load_drag = 1.0
@@ -161,7 +153,7 @@ def test_without_disturbing_each_other_both_at_once_are_nearly_as_quick_as_can_b
     load, compute = machine.load(0, 89), machine.compute(0, 89 * BLOCK)
     ideal = min(max(machine.load(0, 89 - m) if m < 89 else 0.0, machine.compute(0, m * BLOCK)) for m in range(90))
     if ideal < 0.8 * min(load, compute):
-        assert machine.restore(prefix) <= 1.25 * ideal
+        assert Restoring(machine, prefix, "both").run() <= 1.25 * ideal
 
 
 @pytest.mark.parametrize("slower", [5.0, 0.2])
@@ -179,9 +171,9 @@ def test_a_disk_that_changes_is_found_out(slower: float) -> None:
 
 def test_what_was_never_measured_is_loaded_and_so_measured() -> None:
     machine = Machine(1e-3, 0.0, (1e-3, 1e-3), (1e-3, 1e-3), 1.0, 1.0)
-    assert forecast(machine.rates, prefixes(8, "disk", 0)).way == "load"
+    assert choice(machine.rates, prefixes(8, "disk", 0)) == "load"
     machine.learn(host=False, disk=False)
-    assert forecast(machine.rates, prefixes(8, "disk", 0)).way == "load"
+    assert choice(machine.rates, prefixes(8, "disk", 0)) == "load"
     machine.restore(prefixes(8, "disk", 0))
     assert machine.rates.load_s(0, 8) == pytest.approx(machine.load(0, 8))
 
@@ -190,8 +182,8 @@ def test_older_requests_make_loading_look_better() -> None:
     machine = Machine(1e-5, 0.0, (1e-3, 1e-3), (1e-2, 1e-2), 1.0, 1.0)
     machine.learn(host=True, disk=True)
     alone = Prefix(0, BLOCK, b"\1" * 20)
-    assert forecast(machine.rates, alone).way == "compute"
-    assert forecast(machine.rates, Prefix(0, BLOCK, b"\1" * 20, ahead=100_000)).way == "load"
+    assert choice(machine.rates, alone) == "compute"
+    assert choice(machine.rates, Prefix(0, BLOCK, b"\1" * 20, ahead=100_000)) == "load"
 
 
 @given(a=st.floats(1e-6, 1e3), b=st.floats(0, 1e3), xs=st.lists(st.integers(1, 10_000), min_size=30, max_size=60))

@@ -60,7 +60,7 @@ def test_a_prefix_that_is_quicker_loaded_is_waited_for() -> None:
 
 
 def test_front_and_back_meet() -> None:
-    world, prompt = measured(token_s=0.25, block_s=1.0)
+    world, prompt = measured(token_s=0.25, block_s=1.0, restore="both")
     id = world.submit(prompt, 2)
     world.answer_ask()
     assert planned(world) == [(0, 8)]
@@ -78,7 +78,7 @@ def test_front_and_back_meet() -> None:
 
 @pytest.mark.parametrize("then", ["cancel", "clear", "kill worker", "kill store", "late", "lose"])
 def test_whatever_happens_to_the_load_the_tokens_are_the_same(then: str) -> None:
-    world, prompt = measured(token_s=0.25, block_s=1.0)
+    world, prompt = measured(token_s=0.25, block_s=1.0, restore="both")
     id = world.submit(prompt, 3)
     world.answer_ask()
     world.stage()

@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ops.bench.peers.interface import Timeline
+from ops.bench.peers.processes import Group
 
 HOST = "127.0.0.1"
 _PIECE = 1 << 16
+AGAIN_S = 0.2
+"""Between two questions whether a server is healthy."""
 
 
 def free_port() -> int:
@@ -46,6 +49,15 @@ def alive(port: int, path: str) -> bool:
             return connection.recv(_PIECE).startswith(b"HTTP/1.1 200")
     except OSError:
         return False
+
+
+def wait_serving(group: Group, port: int, patience_s: float) -> None:
+    """Returns once a server is healthy; RuntimeError, and nothing left running, when it ends or takes too long."""
+    until = time.monotonic() + patience_s
+    while not alive(port, "/health"):
+        if group.ended_within(AGAIN_S) or time.monotonic() > until:
+            group.stop()
+            raise RuntimeError(f"the server does not serve:\n{group.tail()}")
 
 
 def streamed(port: int, path: str, bodies: Sequence[Mapping[str, Any]], marker: bytes, tokens: int) -> list[Timeline]:

@@ -7,13 +7,12 @@ without, prefill faster with it), and as many slots as requests at once.
 import os
 import shutil
 import tarfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ops.bench.peers.environment import make, pins, run, settle, settled
-from ops.bench.peers.http_stream import alive, free_port, posted, streamed
+from ops.bench.peers.http_stream import free_port, posted, streamed, wait_serving
 from ops.bench.peers.interface import CannotSetUp, Place, Say, Timeline
 from ops.bench.peers.processes import Group
 
@@ -87,16 +86,6 @@ class LlamaServer:
     def answer(self, prompt: Sequence[int], tokens: int) -> str:
         """See `Engine.answer`."""
         return str(posted(self._port, "/completion", _body(prompt, tokens))["content"])
-
-
-def wait_serving(group: Group, port: int, patience_s: float) -> None:
-    """Returns once a server is healthy; RuntimeError, and nothing left running, when it ends or takes too long."""
-    until = time.monotonic() + patience_s
-    while not alive(port, "/health"):
-        if group.process.poll() is not None or time.monotonic() > until:
-            group.stop()
-            raise RuntimeError(f"the server does not serve:\n{group.tail()}")
-        time.sleep(0.2)  # a poll of another process
 
 
 def _body(ids: Sequence[int], tokens: int) -> dict[str, Any]:

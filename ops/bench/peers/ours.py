@@ -1,6 +1,7 @@
 """Our own engine in the comparison: a whole stack with its defaults, asked through the real client over ZeroMQ."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import trio
 
@@ -16,11 +17,10 @@ class Ours:
     def __init__(self, place: Place, settings: dict[str, str]) -> None:
         named = {"PERDURE_MODEL__SOURCE": str(place.gguf), "PERDURE_MODEL__THREADS": str(place.threads)}
         self.stack = Stack(named | settings)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.stack.remove)
             trio.run(self._start)
-        except BaseException:
-            self.stack.remove()
-            raise
+            undo.pop_all()
 
     async def _start(self) -> None:
         await self.stack.start()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 END_S = 10.0
@@ -40,6 +39,14 @@ class Group:
         except ProcessLookupError:
             return
 
+    def ended_within(self, seconds: float) -> bool:
+        """Waits so long for its end."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def pause(self) -> None:
         """Takes the cores from it."""
         self.signal(signal.SIGSTOP)
@@ -52,8 +59,7 @@ class Group:
         """Asks it to end, then kills what is left."""
         self.resume()
         self.signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_S)
+        self.ended_within(END_S)
         self.signal(signal.SIGKILL)
         self.process.wait()
 

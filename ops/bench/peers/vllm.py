@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ops.bench.peers.environment import install, make, pins, settle, settled
-from ops.bench.peers.http_stream import free_port, posted, streamed
+from ops.bench.peers.http_stream import free_port, posted, streamed, wait_serving
 from ops.bench.peers.interface import Place, Say, Timeline
-from ops.bench.peers.llama_cpp import wait_serving
 from ops.bench.peers.processes import Group
 
 START_S = 1800.0

@@ -1,15 +1,15 @@
-"""Whether a prefix that the store holds is loaded, computed, or both at once from the two ends.
+"""Whether a prefix that the store holds is loaded or computed, and how much of it is computed beside a load.
+
+    load alone     L(n)   by the curves of host and disk
+    compute alone  C(n)   by the curve of prefill, behind what older requests have pending
+
+The quicker one by what was measured is chosen: by construction it is predicted to be no later than the better of both.
 
 KV of a block needs the blocks before it, so computing goes up from the front; a block that is loaded needs nobody. So
-the load comes down from the back, and they meet wherever they meet, with no split to be guessed.
-
-    load alone     L(n)                      by the curves of host and disk
-    compute alone  C(n)                      by the curve of prefill, behind what older requests have pending
-    both           min over m of max(C(m) * drag, L(n - m) * drag)
-
-The best of the three by what was measured is chosen: by construction it is predicted to be no later than the better of
-the two alone. Both at once must promise some more, since steps can't be taken back and disturbance is hard to measure.
-Before each chunk the same is asked of what is left: it is computed when that ends sooner than waiting for the load.
+both at once are possible: the load comes down from the back, and they meet wherever they meet, with no split to be
+guessed. How much they disturb each other can't be known without trying, and a try can cost half as much again. So it is
+done where somebody asks for it, for a load that falls far behind its forecast, and as a probe; before each chunk it is
+asked of what is left whether computing it ends sooner than waiting for the load.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,6 @@ from typing import Literal
 
 from services.scheduler.restore.rates import Rates
 
-WORTH_BOTH = 0.85
-"""Of the time of the better one alone; both at once must promise to take no more."""
 WORTH_LOADING = 0.98
 """Of the time of computing; loading must promise to take no more."""
 LATE = 2.0
@@ -54,40 +52,14 @@ class Prefix:
         return self.blocks - first - disk, disk
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """Seconds of each way; `load` and `both` are None when they can't be told."""
-
-    load: float | None
-    compute: float
-    both: float | None
-
-    @property
-    def way(self) -> Way:
-        """The quickest; what can't be told is measured by loading."""
-        if self.load is None or self.both is None or self.compute <= 0:
-            return "load"
-        if self.both <= WORTH_BOTH * min(self.load, self.compute):
-            return "both"
-        return "load" if self.load <= WORTH_LOADING * self.compute else "compute"
-
-
-def forecast(rates: Rates, prefix: Prefix) -> Forecast:
-    """What each way would take."""
-    size, start = prefix.block_tokens, prefix.start
-    delay = rates.compute_s(start, start + prefix.ahead)
-    compute = delay + rates.compute_s(start, start + prefix.blocks * size)
+def choice(rates: Rates, prefix: Prefix) -> Literal["load", "compute"]:
+    """The quicker way; what was never measured is measured by loading."""
     load = rates.load_s(*prefix.tail(0))
-    if load is None or not rates.known:
-        return Forecast(load, compute, None)
-
-    def front(m: int) -> float:
-        return (delay + rates.compute_s(start, start + m * size)) * rates.compute_drag
-
-    def back(m: int) -> float:
-        return (rates.load_s(*prefix.tail(m)) or 0.0) * rates.load_drag
-
-    return Forecast(load, compute, _meeting(front, back, prefix.blocks)[1])
+    compute = rates.compute_s(prefix.start, prefix.start + prefix.ahead)
+    compute += rates.compute_s(prefix.start, prefix.start + prefix.blocks * prefix.block_tokens)
+    if load is None or compute <= 0:
+        return "load"
+    return "load" if load <= WORTH_LOADING * compute else "compute"
 
 
 @dataclass(frozen=True)
