@@ -1,17 +1,16 @@
 """Taking figures through the real client: what a user waits for, on the client's own clock."""
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
 from ops.bench.peers.interface import Timeline, whole_rate
 from ops.client import Client
 from ops.stack import Stack
+from ops.supervise.silence import sign_of
 from shared.messages.front import Finish, Sampling
 
 
@@ -76,8 +75,7 @@ async def timelines(client: Client, prompts: Sequence[Sequence[int]], tokens: in
 
 def cpu_s(stack: Stack, service: str) -> float:
     """CPU seconds of a service's process so far, in user and kernel mode."""
-    fields = Path(f"/proc/{stack.pid(service)}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sign_of(stack.pid(service))[1]
 
 
 def interleaved(runs: Sequence[Callable[[], None]], repeats: int, clock: Callable[[], float]) -> list[float]:

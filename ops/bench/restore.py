@@ -20,6 +20,7 @@ import trio
 import xxhash
 
 from ops.bench.copies import BLOCK_BYTES, BLOCKS
+from ops.bench.direct_reads import forget_pages
 from ops.bench.figures import Figures
 from ops.bench.measure import Spread
 from services.store.arena.records import aligned
@@ -110,7 +111,7 @@ async def _compare(places: Places, prefixes: list[Prefix], rounds: int, book: Fi
                 before = disk.statistics().counters.get("read_bytes", 0)
                 sides = [loader.load, direct.load]
                 for side in sides if turn // 2 % 2 else reversed(sides):
-                    _forget_pages(places.store)
+                    forget_pages(places.store)
                     begun = time.perf_counter()
                     await side(prefix)
                     rate = BLOCKS * BLOCK_BYTES / (time.perf_counter() - begun) / 1e9
@@ -206,10 +207,3 @@ class _Direct:
         """Removes the file."""
         self._threads.shutdown()
         self._path.unlink()
-
-
-def _forget_pages(store: Path) -> None:
-    for path in (store / "index" / "data.mdb", *(store / "segments").iterdir()):
-        fd = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from ops.bench.direct_reads import direct_rate
+from ops.bench.direct_reads import direct_rate, forget_pages
 from ops.bench.measure import Spread, Timed, all_saved, timed
 from ops.client import connected
 from ops.stack import Stack
@@ -41,7 +41,7 @@ async def warm(stack: Stack, fresh: Fresh, note: Note, rounds: int) -> None:
         await stack.stop()
         stack.remove_arena()
         rates.append(await trio.to_thread.run_sync(direct_rate, stack.places.store / "segments"))
-        await trio.to_thread.run_sync(forget_pages, stack.places.store)
+        await trio.to_thread.run_sync(forget_everything, stack.places.store)
         await stack.start()
         found = await _asked(stack, prefix + fresh(NEW), "disk")
         disk.append(found.ttft_s)
@@ -82,13 +82,10 @@ async def _token_bytes(stack: Stack) -> int:
     return int(pool["block_bytes"]) // int(block_tokens)
 
 
-def forget_pages(store: Path) -> None:
+def forget_everything(store: Path) -> None:
     """Makes reads cold: of everything where we may (root), else of the store's own files."""
     os.sync()
     try:
         DROP_CACHES.write_text("3")
     except OSError:
-        for path in (store / "index" / "data.mdb", *(store / "segments").iterdir()):
-            fd = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+        forget_pages(store)
