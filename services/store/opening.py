@@ -25,7 +25,7 @@ from shared.faults import Faults
 from shared.large_memory import LargeMemory, Wish
 from shared.paths import Places
 
-BATCH = 1 << 16
+BATCH = 1 << 15
 """Index rows adopted at a time."""
 
 AHEAD = 4

@@ -389,7 +389,8 @@ async def test_whatever_answers_where_a_partner_should_be_the_diallers_live_and_
         deceived = [actor for actor in (*actors.values(), client) if role in actor.links]
         assert len(deceived) == diallers
         for node in deceived:
-            assert node.drops["bad_message"] >= 50, (node.role, node.drops)
+            # Some noise is a message all the same, and may end the connection: what comes until it is up again is lost
+            assert node.drops["bad_message"] >= 20, (node.role, node.drops)
         await stack.enter_async_context(running(SERVICES[role], places, CONFIG, incarnation=2))
         for number in range(80, 83):
             await asked(client, number)

@@ -44,6 +44,7 @@ MOST_RECENT = 1 << 62
 """No CRC covers a recency: a damaged one must leave the clock room to go on."""
 
 _WORD = struct.Struct("<Q")
+_WHOLE = f"V{RECORD.itemsize}"
 
 
 class Headers:
@@ -236,7 +237,7 @@ class Headers:
         start = self.geometry.extent_start(extent)
         table = np.frombuffer(self._bytes[start : start + count * RECORD.itemsize], RECORD)
         used = np.flatnonzero(table["state"] != FREE)
-        records = table[used]
+        records = table.view(_WHOLE)[used].view(RECORD)  # field by field it takes ten times as long
         slots = (used + extent * self.geometry.slot_span).astype(np.uint32)
         holds = (header_crcs(slots, records) == records["crc"]) & (records["length"] <= self.strides[extent])
         holds &= np.isin(records["state"], (GRANTED, VALID))
@@ -244,7 +245,7 @@ class Headers:
         for slot in slots[~holds].tolist():
             self.free(slot)
         if not holds.all():
-            slots, records = slots[holds], records[holds]
+            slots, records = slots[holds], records.view(_WHOLE)[holds].view(RECORD)
         out = np.empty(len(slots), FOUND)
         plain = out.view(np.uint8).reshape(-1, FOUND.itemsize)  # FOUND is the slot and then the record
         plain[:, 4:] = records.view(np.uint8).reshape(-1, RECORD.itemsize)

@@ -11,13 +11,16 @@ from services.store.catalog.order import NONE
 from services.store.catalog.slots import DIRTY
 
 
-def rebuild_orders(blocks: Blocks) -> None:
-    """Most recent first; of equal recency the nearer to the root first, as operation keeps it."""
+def rebuild_orders(blocks: Blocks, near: NDArray[np.intp] | None = None) -> None:
+    """Most recent first; of equal recency the nearer to the root first, as operation keeps it.
+
+    `near`: all rows, in an order in which most stand right behind their parents; by recency if none is at hand.
+    """
     table, slots = blocks.entries, blocks.slots
     top = table.top
     flags = table.columns["flags"][:top]
     free_to_go = (flags & LIVE != 0) & (flags & DETACHED == 0) & (table.columns["pins"][:top] == 0)
-    rank = _ranks(table.columns["tick"][:top], _depths(table))
+    rank = _ranks(table.columns["tick"][:top], _depths(table, near))
     hosted = np.flatnonzero(free_to_go & (table.columns["host"][:top] != NONE))
     numbers = table.columns["host"][hosted]
     sizes = np.array(slots.extent_size, np.int64)[numbers // blocks.headers.geometry.slot_span]
@@ -41,15 +44,31 @@ def _ranks(ticks: NDArray[np.uint64], depths: NDArray[np.uint32]) -> NDArray[np.
     return np.argsort(np.lexsort((depths, age)))
 
 
-def _depths(entries: Entries) -> NDArray[np.uint32]:
-    """Blocks between each entry and the first of its chain, by pointer doubling."""
-    live = entries.columns["flags"][: entries.top] & LIVE != 0
-    jump = np.where(live, entries.columns["parent"][: entries.top], NONE).astype(np.int64)
-    depth = (jump != NONE).astype(np.uint32)
-    going = np.flatnonzero(jump != NONE)
-    while len(going):
-        via = jump[going]
-        depth[going] += depth[via]
-        jump[going] = jump[via]
-        going = going[jump[going] != NONE]
-    return np.asarray(depth, np.uint32)
+def _depths(entries: Entries, near: NDArray[np.intp] | None) -> NDArray[np.uint32]:
+    """Blocks between each entry and the first of its chain.
+
+    Runs in which each row stands behind its parent are counted at once, the runs themselves by pointer doubling. The
+    order of rows would do as well, but each round would jump about in memory.
+    """
+    top = entries.top
+    if near is None:
+        near = np.argsort(entries.columns["tick"][:top], kind="stable")
+    numbers = np.arange(top)
+    place = np.empty(top, np.intp)
+    place[near] = numbers
+    parent = entries.columns["parent"][near]
+    linked = (entries.columns["flags"][near] & LIVE != 0) & (parent != NONE)
+    up = numbers.copy()
+    up[linked] = place[parent[linked]]
+    begins = up != numbers - 1
+    begins[:1] = True
+    heads = np.flatnonzero(begins)
+    run = np.cumsum(begins) - 1
+    above = run[up[heads]]  # the run of what a run's first row hangs on, at most its own
+    steps = up[heads] - heads[above] + linked[heads]
+    while (more := steps[above]).any():
+        steps += more
+        above = above[above]
+    depths = np.empty(top, np.uint32)
+    depths[near] = numbers - heads[run] + steps[run]
+    return depths

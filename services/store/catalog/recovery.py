@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from services.store.arena.records import FLAG_CLEAN, FLAG_DOOMED, VALID
 from services.store.catalog.catalog import Catalog
 from services.store.catalog.entries import LIVE, ON_DISK
-from services.store.catalog.identity_table import Identities
+from services.store.catalog.identity_table import Identities, first_words
 from services.store.catalog.order import NONE
 from services.store.catalog.rebuild import rebuild_orders
 from services.store.catalog.slots import CLEAN, DIRTY, GRANTED
@@ -25,6 +25,7 @@ from services.store.catalog.slots import CLEAN, DIRTY, GRANTED
 _VALID_STATES = (DIRTY, CLEAN)
 ALL = slice(None)
 FEW_ROOTS = 16
+MOST_WORD = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def _bytes32(column: NDArray[Any]) -> Identities:
@@ -32,15 +33,18 @@ def _bytes32(column: NDArray[Any]) -> Identities:
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, 32)
 
 
-def _first_words(rows: Identities) -> NDArray[np.uint64]:
-    """Big-endian, so that they compare as the rows do."""
-    return np.ascontiguousarray(rows[:, :8]).view(">u8")[:, 0]
+def _equal(some: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Row by row, of four words."""
+    same: NDArray[np.bool_] = some[:, 0] == others[:, 0]
+    for word in (1, 2, 3):
+        same &= some[:, word] == others[:, word]
+    return same
 
 
 def _distinct(rows: Identities) -> NDArray[np.bool_]:
     """Which rows are the first of their kind."""
     first = np.ones(len(rows), bool)
-    words = _first_words(rows).astype("<u8")
+    words = first_words(rows)
     if (words[1:] > words[:-1]).all():  # the index tells its rows in this order
         return first
     words = np.sort(words)
@@ -61,7 +65,11 @@ class Recovery:
         self._entries = catalog.blocks.entries
         self._slots = catalog.blocks.slots
         self._expected = 0
-        self._parents: list[tuple[NDArray[np.uint32], Identities]] = []
+        self._told: list[tuple[NDArray[np.uint32], Identities, NDArray[np.uint64]]] = []
+        """Rows that were added, the names of their parents, their generations."""
+        self._hosted = (np.empty(0, np.uint64), np.empty(0, np.uint32))
+        """First words of the names that the host has told, ascending, and their rows."""
+        self._last_word = np.uint64(0)
         self._late: list[tuple[bytes, bytes]] = []
 
     def expect(self, blocks: int) -> None:
@@ -87,6 +95,9 @@ class Recovery:
         self._entries.map.reserve(len(found) + self._expected)
         entries = self._add(named)
         self._hold(entries, named)
+        words = first_words(_bytes32(named["identity"]))
+        order = np.argsort(words)
+        self._hosted = words[order], entries[order]
         for record in nameless:
             self._hold_nameless(record)
         self._blocks.tick = int(found["recency"].max(initial=0)) + 1
@@ -110,28 +121,27 @@ class Recovery:
         table.columns["flags"][part] = LIVE
         self._number_roots(_bytes32(records["root"][chosen]), table.columns["root"][part])
         table.map.put_many(identities, entries)
-        self._parents.append((entries, _bytes32(records["parent"][chosen])))
+        self._told.append((entries, _bytes32(records["parent"][chosen]), records["generation"][chosen]))
         return entries
 
     def _number_roots(self, roots: Identities, out: NDArray[Any]) -> None:
-        """Mostly there are few, and then comparing with each is cheaper than sorting all."""
-        words, left = roots.view("<u8"), np.arange(len(roots))
-        for _ in range(FEW_ROOTS):
-            if not len(left):
-                return
-            root, others = words[left[0]], words if len(left) == len(words) else words[left]
-            same = (others[:, 0] == root[0]) & (others[:, 1] == root[1])
-            same &= (others[:, 2] == root[2]) & (others[:, 3] == root[3])
-            out[left[same]] = self._entries.root_number(root.tobytes(), int(np.count_nonzero(same)))
-            left = left[~same]
-        _, first, inverse, counts = np.unique(
-            roots[left], axis=0, return_index=True, return_inverse=True, return_counts=True
-        )
+        """Mostly there are few, told apart by their first words: comparing with each is cheaper than sorting then."""
+        words, firsts = roots.view("<u8"), np.ascontiguousarray(roots.view("<u8")[:, 0])
+        left, places = np.ones(len(roots), bool), np.zeros(len(roots), np.intp)
+        found: list[int] = []
+        while len(found) < FEW_ROOTS and left.any():
+            found.append(int(left.argmax()))
+            same = firsts == firsts[found[-1]]
+            places[same] = len(found) - 1
+            left &= ~same
+        if left.any() or not _equal(words, np.take(words[found], places, axis=0)).all():
+            _, first, places = np.unique(roots, axis=0, return_index=True, return_inverse=True)
+            found, places = first.tolist(), places.ravel()
+        counts = np.bincount(places, minlength=len(found)).tolist()
         numbers = [
-            self._entries.root_number(roots[left[index]].tobytes(), int(count))
-            for index, count in zip(first, counts, strict=True)
+            self._entries.root_number(roots[row].tobytes(), count) for row, count in zip(found, counts, strict=True)
         ]
-        out[left] = np.array(numbers, np.uint32)[inverse]
+        out[:] = np.array(numbers, np.uint32)[places]
 
     def _hold(self, entries: NDArray[np.uint32], records: NDArray[Any]) -> None:
         slots, columns = records["slot"], self._slots.columns
@@ -160,7 +170,7 @@ class Recovery:
         distinct = _distinct(identities)
         if not distinct.all():
             records, identities = records[distinct], identities[distinct]
-        known = self._entries.map.get_many(identities)
+        known = self._known(identities)
         entries = self._add(records, known == NONE)
         self._entries.columns["flags"][entries] |= ON_DISK
         both = known[known != NONE]
@@ -169,6 +179,25 @@ class Recovery:
         self._entries.columns["flags"][both[held]] |= ON_DISK
         self._slots.columns["state"][hosts[held]] = CLEAN
         self._blocks.tick = max(self._blocks.tick, int(records["recency"].max(initial=0)) + 1)
+
+    def _known(self, identities: Identities) -> NDArray[np.uint32]:
+        """Rows that these names have already; NONE for those that have none.
+
+        While the disk tells its names in ascending order, only the host can have told one before, and the host has
+        few: they are looked for among the batch, instead of each of the batch in the map.
+        """
+        words = first_words(identities)
+        if not len(words) or words[0] <= self._last_word or not (words[1:] > words[:-1]).all():
+            self._last_word = MOST_WORD
+            return self._entries.map.get_many(identities)
+        self._last_word = words[-1]
+        hosted, rows = self._hosted
+        part = slice(np.searchsorted(hosted, words[0]), np.searchsorted(hosted, words[-1], side="right"))
+        at, rows = np.searchsorted(words, hosted[part]), rows[part]
+        same = _equal(identities.view("<u8")[at], self._entries.identities.view("<u8")[rows])
+        known = np.full(len(words), NONE, np.uint32)
+        known[at[same]] = rows[same]
+        return known
 
     def adopt_disk_live(self, records: NDArray[Any]) -> list[bytes]:
         """The same while the store serves; returns identities whose disk copy nobody can use (granted again)."""
@@ -208,24 +237,37 @@ class Recovery:
 
     def finish(self) -> None:
         """The catalogue is complete and may serve."""
-        self._link()
-        rebuild_orders(self._blocks)
+        rebuild_orders(self._blocks, self._link())
         self._slots.rebuild_free()
         self._flags()
         states, generations = self._slots.columns["state"], self._slots.columns["generation"]
         dirty = np.flatnonzero(states == DIRTY)
         self._catalog.behind.extend(dirty[np.argsort(generations[dirty], kind="stable")])
 
-    def _link(self) -> None:
-        """Parents are looked up once, when all blocks are known; roots, and orphans, find none."""
-        table, told = self._entries, self._parents
-        self._parents = []
-        while told:
-            entries, parents = told.pop()
-            table.columns["parent"][entries] = table.map.get_many(parents)
+    def _link(self) -> NDArray[np.intp]:
+        """Parents are found once, when all blocks are known; roots, and orphans, find none.
+
+        Returns the rows in the order in which their blocks were saved: there most stand right behind their parents,
+        which need not be looked up.
+        """
+        table, told = self._entries, self._told
+        self._told = []
+        names = table.identities.view("<u8")
+        entries = np.concatenate([np.empty(0, np.uint32), *(some for some, _, _ in told)])
+        order = entries[np.argsort(np.concatenate([np.empty(0, np.uint64), *(some for _, _, some in told)]))]
+        before = np.zeros(table.top, np.uint32)
+        before[order[1:]] = order[:-1]
+        for rows, parents, _ in told:
+            found = before[rows]
+            wrong = ~_equal(parents.view("<u8"), np.take(names, found, axis=0))
+            found[wrong] = table.map.get_many(parents[wrong])
+            table.columns["parent"][rows] = found
         parent = table.columns["parent"][: table.top]
         used = (table.columns["flags"][: table.top] != 0) & (parent != NONE)
         table.columns["children"][: table.top] = np.bincount(parent[used], minlength=table.top)
+        others = np.ones(table.top, bool)
+        others[order] = False
+        return np.concatenate((order, np.flatnonzero(others))).astype(np.intp)
 
     def _flags(self) -> None:
         """The clean flags in the headers say what the index says."""
