@@ -193,7 +193,7 @@ class Life:
                 with trio.fail_after(30):
                     while not self._is_settled():
                         self.lane.wake()
-                        await trio.lowlevel.checkpoint()
+                        await trio.sleep(0.001)  # a loop that never rests keeps the lane's thread from the interpreter
                 nursery.cancel_scope.cancel()
 
         self.run(until_ready)
