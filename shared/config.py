@@ -69,6 +69,9 @@ class SchedulerConfig(Section, frozen=True):
     """Token budget of a step: decodes first, prefill chunks with the rest."""
     plans_out: int = 2
     """Plans that the worker may have: 2, so that the next is made and sent while one runs, or 1."""
+    burst_s: float = 0.05
+    """Decodes that nobody waits behind are planned several steps at once, as many as take about so long: a token may
+    come so much later, and costs less. 0: one step a plan."""
     max_running: int = 64
     max_waiting: int = 4096
     result_ttl_s: float = 600.0

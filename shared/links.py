@@ -216,19 +216,26 @@ class Link:
 
     async def _receive(self, socket: Socket, peer: Peer) -> None:
         while peer.alive:
-            for frames in await socket.recv_many():
-                try:
-                    head, message = decode(frames)
-                except BadMessage as error:
-                    self.node.dropped("bad_message", f"{peer.name}: {error}")
-                    continue
-                if isinstance(message, Bye):
-                    return
-                if isinstance(message, Refused):
-                    self.refused = message.reason[:1000]
-                    return
-                peer.heard = time.monotonic()
-                self.node.accept(peer, head, message)
+            goes_on = all(self._one(peer, frames) for frames in await socket.recv_many())
+            self.node.handled()
+            if not goes_on:
+                return
+
+    def _one(self, peer: Peer, frames: list[bytes]) -> bool:
+        """One message; False when it ends the connection."""
+        try:
+            head, message = decode(frames)
+        except BadMessage as error:
+            self.node.dropped("bad_message", f"{peer.name}: {error}")
+            return True
+        if isinstance(message, Bye):
+            return False
+        if isinstance(message, Refused):
+            self.refused = message.reason[:1000]
+            return False
+        peer.heard = time.monotonic()
+        self.node.accept(peer, head, message)
+        return True
 
     def close(self) -> None:
         """Drops the current connection; `run` makes another unless cancelled."""

@@ -74,11 +74,13 @@ class Mailbox:
             while True:
                 for identity, *body in await self._socket.recv_many():
                     self._one(nursery, (False, identity), "", body)
+                self.actor.handled()
 
     async def _receive_strangers(self, nursery: trio.Nursery, door: TcpDoor) -> None:
         while True:
             for identity, key, *body in await door.socket.recv_many(16):
                 self._one(nursery, (True, identity), key.decode(), body)
+            self.actor.handled()
 
     def _one(self, nursery: trio.Nursery, address: Address, key: str, body: list[bytes]) -> None:
         peer = self.peers.get(address)

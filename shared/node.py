@@ -188,6 +188,9 @@ class Node:
             self.log.error("handler_failed", message=type(message).__name__, exc_info=error)
         return Failed(code="internal", reason=f"{type(error).__name__}: {error}")
 
+    def handled(self) -> None:
+        """All messages that had come by now are handled; more are waited for."""
+
     def answer(self, peer: Peer, head: Head, message: Message) -> None:
         """Answers a request, if it wants an answer and the peer still listens."""
         if head.rid:

@@ -43,7 +43,7 @@ class Socket:
             raise trio.BusyResourceError("another task receives on this socket")
         self._receiving = True
         try:
-            await trio.lowlevel.checkpoint()
+            await self._wait_for_input()
             while True:
                 taken: list[list[bytes]] = []
                 try:
@@ -67,8 +67,11 @@ class Socket:
         return bool(int(self._zmq.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     async def _wait_for_input(self) -> None:
+        """One checkpoint, whether there is input already or only then."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         try:
             if self._readable():
+                await trio.lowlevel.cancel_shielded_checkpoint()
                 return
         except zmq.ZMQError as error:
             raise trio.ClosedResourceError("the socket is closed") from error

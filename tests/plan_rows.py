@@ -6,12 +6,20 @@ import msgspec
 
 from services.worker.sessions import Part, Sessions
 from shared.messages.base import unpack_u32, unpack_u64
-from shared.messages.engine import KVFacts, Plan, Result, Row, WorkerReady
+from shared.messages.engine import MOST_STEPS, KVFacts, Plan, Result, Row, WorkerReady
 
 
 def fed(row: Row) -> int:
     """Tokens that a row feeds."""
     return 1 if row.feeds_last else len(unpack_u32(row.ids))
+
+
+def after(row: Row, steps: int) -> Row:
+    """The row of the same request so many decode steps later."""
+    if not steps:
+        return row
+    start = row.start + steps if steps < 0 else row.start + fed(row) + steps - 1
+    return msgspec.structs.replace(row, start=start, ids=b"", drawn=row.drawn + steps, feeds_last=True)
 
 
 class PlanRows:
@@ -21,7 +29,7 @@ class PlanRows:
         self.last: dict[int, Row] = {}
 
     def whole(self, plan: Plan) -> Plan:
-        """The same plan with every row whole. AssertionError when it names what was never told."""
+        """The same plan with every row of its first step whole. AssertionError when it names what was never told."""
         for key in unpack_u64(plan.gone):
             del self.last[key]
         for grown in plan.grown:
@@ -35,9 +43,15 @@ class PlanRows:
                 msgspec.structs.replace(row, start=row.start + fed(row), ids=b"", drawn=row.drawn + 1, feeds_last=True)
             )
         rows += plan.rows
-        self.last |= {row.key: row for row in rows}
+        self.last |= {row.key: after(row, plan.steps - 1) for row in rows}
         assert len({row.key for row in rows}) == len(rows) > 0
-        return Plan(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows))
+        assert 1 <= plan.steps <= MOST_STEPS
+        assert plan.steps == 1 or all(fed(row) == 1 and row.sample is not None for row in rows)
+        return Plan(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), steps=plan.steps)
+
+    def fell_short(self, plan: Plan, by: int) -> None:
+        """A plan was curtailed by so many steps."""
+        self.last |= {row.key: after(self.last[row.key], -by) for row in plan.rows if row.key in self.last}
 
 
 class Checked:
@@ -66,19 +80,29 @@ class Checked:
         return whole
 
     def ran(self, whole: Plan, result: Result) -> None:
-        """A plan was computed, in its turn."""
+        """A plan was computed, in its turn, maybe curtailed."""
         plan, known = self._plans.popleft()
         assert plan.seq == whole.seq
         parts = self._sessions.complete(plan)
-        for part, row, outcome in zip(parts, whole.rows, result.rows, strict=True):
-            assert part.key == row.key
-            if isinstance(part, Part):
-                assert part.count == fed(row)
-                assert part.end == row.start + part.count
-                assert row.feeds_last or part.row.ids == row.ids
-                assert part.row == msgspec.structs.replace(row, ids=part.row.ids, feeds_last=False)
-            else:
-                assert outcome.dropped
-                assert part.error == ""
-            self._sessions.note(part, outcome)
+        count = len(whole.rows)
+        for step in range(len(result.rows) // count):
+            if step:
+                parts = self._sessions.go_on(parts)
+            outcomes = result.rows[step * count : (step + 1) * count]
+            for part, first, outcome in zip(parts, whole.rows, outcomes, strict=True):
+                row = after(first, step)
+                assert part.key == row.key
+                if isinstance(part, Part):
+                    assert part.count == fed(row)
+                    assert part.end == row.start + part.count
+                    assert row.feeds_last or part.row.ids == row.ids
+                    assert part.row == msgspec.structs.replace(row, ids=part.row.ids, feeds_last=False)
+                else:
+                    assert outcome.dropped
+                    assert part.error == ""
+                self._sessions.note(part, outcome)
         assert len(self._sessions) == known
+
+    def fell_short(self, plan: Plan, by: int) -> None:
+        """See `PlanRows`."""
+        self._rows.fell_short(plan, by)

@@ -18,8 +18,10 @@ from services.scheduler.settings import Settings
 from services.scheduler.target import Target
 from shared.messages.base import pack_u32, pack_u64, unpack_u32
 from shared.messages.engine import (
+    MOST_STEPS,
     CancelRequest,
     Copy,
+    Curtail,
     Journaled,
     KVFacts,
     Plan,
@@ -33,7 +35,7 @@ from shared.messages.engine import (
 )
 from shared.messages.front import Rejected
 from shared.messages.store import Abandon, Commit, Found, Lookup, Release, Reserve, Reserved
-from tests.plan_rows import Checked, fed
+from tests.plan_rows import Checked, after, fed
 from tests.sim_client import Sent
 from tests.sim_losses import Losses
 from tests.sim_store import SimStore, Slot
@@ -75,6 +77,9 @@ class World:
         self.asks: list[Ask] = []
         self.worker: SimWorker | None = None
         self.plan_rows: Checked | None = None
+        self.curtailed = 0
+        """Plans up to this number end with the step that they are in; which that is, `steps_left` says."""
+        self.steps_left = MOST_STEPS
         self.mute = False
         """A store that gets questions and never answers."""
         self.stalled = False
@@ -124,7 +129,10 @@ class World:
             if isinstance(effect, Journal):
                 self._journal(effect.record)
         for effect in effects:
-            if isinstance(effect, ToWorker):
+            if isinstance(effect, ToWorker) and isinstance(effect.message, Curtail):
+                assert effect.message.epoch == self.epoch
+                self.curtailed = effect.message.seq
+            elif isinstance(effect, ToWorker):
                 self._order(effect.message)
             elif isinstance(effect, Ask):
                 assert self.store_up
@@ -222,7 +230,8 @@ class World:
     def finish_plan(self, change: Callable[[RowResult], RowResult] = lambda row: row) -> None:
         """The worker answers the plan that it is at; `change`: what it says of each row instead of the truth."""
         result = self._run(0, change)
-        self.losses.finished(self.plans.pop(0)[0])
+        plan = self.plans.pop(0)[0]
+        self.losses.finished(plan, len(result.rows) // len(plan.rows))
         self.call("result", self.now, result)
 
     def run_ahead(self) -> None:
@@ -236,12 +245,26 @@ class World:
         if result is None:
             assert all(self._owner(block) != FREE for row in plan.rows for block in unpack_u32(row.blocks))
             assert self.plan_rows is not None
-            result = self.worker.run(plan)
+            short = min(self.steps_left, plan.steps - 1) if plan.seq <= self.curtailed else 0
+            result = self.worker.run(plan, short)
             result = msgspec.structs.replace(result, rows=tuple(change(row) for row in result.rows))
             self.worker.ended |= {row.key for row in result.rows if row.error is not None or row.dropped}
             self.plan_rows.ran(plan, result)
             self.plans[index] = plan, result
+            if short:
+                self._fell_short(index, plan, short)
         return result
+
+    def _fell_short(self, index: int, plan: Plan, by: int) -> None:
+        """Rows of the plans behind it begin as much earlier."""
+        assert self.plan_rows is not None
+        self.plan_rows.fell_short(plan, by)
+        keys = {row.key for row in plan.rows}
+        for at in range(index + 1, len(self.plans)):
+            later, done = self.plans[at]
+            assert done is None
+            rows = tuple(after(row, -by) if row.key in keys else row for row in later.rows)
+            self.plans[at] = msgspec.structs.replace(later, rows=rows), None
 
     def step(self) -> bool:
         """One whole step; False when there is nothing to run."""

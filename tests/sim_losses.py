@@ -17,10 +17,10 @@ class Losses:
         self._lost: dict[int, int] = {}
         self._judged: set[int] = set()
 
-    def finished(self, plan: Plan) -> None:
-        """The worker has done it."""
+    def finished(self, plan: Plan, steps: int) -> None:
+        """The worker has done so many steps of it."""
         for row in plan.rows:
-            end = row.start + fed(row)
+            end = row.start + fed(row) + steps - 1
             if end > self._furthest.get(row.key, 0):
                 self._furthest[row.key], self._lost[row.key] = end, 0
 

@@ -4,8 +4,10 @@
                                       ▲ also when a deadline of the engine is reached
 
 Everything that changes the engine happens in a turn, in the order of arrival; all that came since the last turn
-shares one write. Nothing leaves before that write has succeeded: while it fails, nothing new is planned or promised,
-and the turn is tried again. An exception in the engine ends the process: the next one starts from the journal.
+shares one write. Messages that came together are followed by their turn at once: to wake a task for it would cost a
+pass of the event loop for each step. Nothing leaves before that write has succeeded: while it fails, nothing new is
+planned or promised, and the turn is tried again. An exception in the engine ends the process: the next one starts from
+the journal.
 """
 
 import secrets
@@ -81,6 +83,8 @@ class Scheduler(Actor):
         self._events: deque[Callable[[float], None]] = deque()
         self._outgoing: list[Effect | Reply | Plan] = []
         self._woken = trio.Event()
+        self._pause = trio.CancelScope()
+        self._in_batch = self._awake = False
         self._retry_at = 0.0
         self._store_by = self.clock.now() + config.scheduler.store_wait_s if config.kv.prefix_cache else 0.0
         self._check_at: float | None = None
@@ -139,24 +143,40 @@ class Scheduler(Actor):
     def post(self, event: Callable[[float], None]) -> None:
         """Something happened: `event(now)` tells the engine in the next turn."""
         self._events.append(event)
-        self._woken.set()
+        if not self._in_batch:
+            self._woken.set()
+
+    def accept(self, peer: Peer, head: Head, message: Message) -> None:
+        """A message; the turn for what it posts is that of all that came with it."""
+        self._in_batch = True
+        super().accept(peer, head, message)
+
+    def handled(self) -> None:
+        """The turn for the messages that have just come."""
+        self._in_batch = False
+        if self._events and not self._awake:
+            self._woken.set()
+        elif self._events:
+            self._turn()
+            self._pause.deadline = self._next_turn_at()
 
     def wake(self) -> None:
         """Something can be sent that could not be before."""
         self._woken.set()
 
     async def _turns(self) -> None:
+        self._awake = True
         while True:
-            deadline = trio.current_time() + self._seconds_until_turn()
-            with trio.move_on_at(deadline):
+            with trio.move_on_at(self._next_turn_at()) as self._pause:
                 await self._woken.wait()
             self._woken = trio.Event()
             self._turn()
 
-    def _seconds_until_turn(self) -> float:
+    def _next_turn_at(self) -> float:
+        """By trio's clock."""
         times = (self.core.next_deadline(), self._check_at, self._retry_at or None, self._store_by or None)
         due = [at for at in times if at is not None]
-        return max(0.0, min(due) - self.clock.now()) if due else float("inf")
+        return trio.current_time() + max(0.0, min(due) - self.clock.now()) if due else float("inf")
 
     def _turn(self) -> None:
         now = self.clock.now()

@@ -24,6 +24,7 @@ class Counters:
     prompt_tokens: int = 0
     output_tokens: int = 0
     steps: int = 0
+    curtailed: int = 0
     computed_tokens: int = 0
     cached_device: int = 0
     cached_host: int = 0

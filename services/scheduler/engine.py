@@ -87,6 +87,7 @@ class Engine(Events):
         self._desk.journal(request.accept)
         self._register(request)
         self._waiting.add(request)
+        self._steps.curtail()
         return Journaled(id=submit.id, known=False, prompt_tokens=request.prompt_tokens)
 
     def cancel(self, now: float, cancel: CancelRequest) -> Cancelled:

@@ -22,6 +22,7 @@ from services.scheduler.records import AnyRecord
 from services.scheduler.target import Target
 from shared.messages.engine import (
     CancelRequest,
+    Curtail,
     Journaled,
     KVFacts,
     Plan,
@@ -59,9 +60,9 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
-    """Send copies to the worker, beside its steps. Answered by `Events.transferred`."""
+    """Send copies to the worker, beside its steps, answered by `Events.transferred`; or cut its plans short."""
 
-    message: Transfer
+    message: Transfer | Curtail
 
 
 @dataclass(frozen=True, slots=True)

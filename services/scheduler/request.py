@@ -34,8 +34,8 @@ class Request:
     worker.
 
     While running, `computed` tokens have their KV in the blocks of `seq`, and `in_flight` more are in the
-    outstanding plans, which draw `drawing` more tokens (0 or 1 when the next plan is made). `cached`: prompt tokens
-    by tier, fixed when the request was first scheduled.
+    outstanding plans, which draw `drawing` more tokens. `cached`: prompt tokens by tier, fixed when the request was
+    first scheduled.
     """
 
     accept: Accept
@@ -149,12 +149,17 @@ class Request:
         self.admit = msgspec.structs.replace(self.admit, host=self.from_tier[1], disk=self.from_tier[2])
         return host, disk
 
-    def plan(self, count: int, *, draws: bool) -> None:
-        """Its next `count` pending tokens are in a plan now; `draws`: they are all, and another one is drawn."""
+    @property
+    def drawable(self) -> int:
+        """Tokens that may still be drawn, besides those of the outstanding plans."""
+        return self.limit - len(self.tokens) - self.drawing
+
+    def plan(self, count: int, draws: int) -> None:
+        """So many tokens are in a plan now: pending ones, and of those that it draws all but the last."""
         self.drawing += draws
         self.in_flight += count
 
-    def planned_result(self, count: int, *, draws: bool) -> None:
+    def planned_result(self, count: int, draws: int) -> None:
         """A plan with `count` of its tokens is over."""
         self.in_flight -= count
         self.drawing -= draws

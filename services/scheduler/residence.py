@@ -164,13 +164,13 @@ class Residence:
                 break
         return out
 
-    def reserve(self, request: Request) -> bool:
-        """Blocks for all that it will have when the outstanding plan is done, if they are to be had without taking
-        anybody else's.
+    def reserve(self, request: Request, ahead: int = 0) -> bool:
+        """Blocks for all that it will have when the outstanding plan is done, and `ahead` more tokens, if they are to
+        be had without taking anybody else's.
         """
         assert self.kv is not None
         assert request.seq is not None
-        return self.has_room(request) or self.kv.grow(request.seq, request.reach)
+        return self.kv.grow(request.seq, request.reach + ahead)
 
     def has_room(self, request: Request) -> bool:
         """Whether its blocks cover all that is to be fed."""

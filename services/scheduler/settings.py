@@ -15,7 +15,8 @@ class Settings:
     """Options of the engine; the first group comes from perdure.toml, the second is fixed by design.
 
     `restore`: how a prefix that the store has comes to be, see `restore.policy`.
-    `plans_out`: how many plans the worker may have, 1 or 2; with 2, the next is made while one runs.
+    `plans_out`: how many plans the worker may have, 1 or 2; with 2, the next is made while one runs. `burst_s`: see
+    `steps`.
     `max_bypass`: a waiting request that so many younger ones overtook is served before any other. `scan`: how many
     waiting requests one step looks at. `max_loads`: requests that wait on the store at the same time. `store_s`:
     patience with Reserve and Commit, which hold nobody up. `save_batch`: blocks a Reserve, and so of one Transfer.
@@ -38,6 +39,7 @@ class Settings:
     retract_every: int = 0
     saves: bool = True
     plans_out: int = 2
+    burst_s: float = 0.0
 
     max_bypass: int = 32
     scan: int = 64
@@ -57,6 +59,8 @@ class Settings:
             raise ValueError(f"scheduler.restore is {self.restore!r}; known are {', '.join(get_args(Restore))}")
         if self.plans_out not in (1, 2):
             raise ValueError(f"scheduler.plans_out is {self.plans_out}; write 1 or 2")
+        if not self.burst_s >= 0:
+            raise ValueError(f"scheduler.burst_s is {self.burst_s}; at least 0 is needed")
         for name in ("step_tokens", "max_running", "max_waiting", "max_retained"):
             if getattr(self, name) < 1:
                 raise ValueError(f"scheduler.{name} is {getattr(self, name)}; at least 1 is needed")
@@ -81,4 +85,5 @@ class Settings:
             retract_every=config.faults.retract_every,
             saves=config.bench.durable,
             plans_out=options.plans_out,
+            burst_s=options.burst_s,
         )

@@ -9,6 +9,10 @@ A plan is made while the one before it runs, on the assumption that every row of
 what it has drawn itself. A request that ends meanwhile has one row too many: its result is dropped, nothing of it is
 journaled, told or published, and its blocks are freed when that result is in.
 
+When all rows are decodes and nobody waits, a plan is for several steps, as many as take `burst_s`: what a plan costs
+beside the worker's computing is paid once for all of them. Who comes meanwhile curtails the plans that are out, so that
+it waits no longer than behind single steps.
+
 Nobody's blocks are taken while a plan is out, and no suspect of a lost step is planned beside or behind anything: then
 the next plan waits for the result.
 """
@@ -20,21 +24,22 @@ from itertools import islice
 
 from services.scheduler.batch import Batch, Slice, decodes_first
 from services.scheduler.desk import Desk
-from services.scheduler.events import Advanced
+from services.scheduler.events import Advanced, ToWorker
 from services.scheduler.limits import MOST_LOAD_LOSSES
 from services.scheduler.policy import WaitingQueue
 from services.scheduler.records import Admit, Step, StepRow
 from services.scheduler.request import Request
 from services.scheduler.residence import Residence
 from services.scheduler.told import Told
-from shared.messages.base import pack_u32
-from shared.messages.engine import Plan, Result, RowResult
-from shared.messages.front import FinishReason, TokenLogprob
+from shared.messages.engine import MOST_STEPS, Curtail, Plan, Result, RowResult
+from shared.messages.front import FinishReason
 
 LEAST_TOLD = 16
 """Tokens of a prompt in a step from which its seconds tell anything."""
 
 Finisher = Callable[[float, Request, FinishReason, tuple[str, str] | None], None]
+End = tuple[FinishReason, tuple[str, str] | None]
+"""Why a request ends, and the code and text of an error."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class _Out:
 
     seq: int
     slices: list[Slice]
+    steps: int
     replaced: list[int] = field(default_factory=list)
 
 
@@ -58,6 +64,10 @@ class Steps:
         self._told = Told()
         self._steps_unforced = 0
         self._turns = 0
+        self._curtailed = 0
+        """Number of the last plan that was."""
+        self._decode_s: float | None = None
+        """Seconds of a step of decodes alone, smoothed."""
 
     @property
     def in_flight(self) -> int:
@@ -95,20 +105,47 @@ class Steps:
         if not batch.slices:
             return None
         self._steps_unforced += not forced
-        self._desk.counters.steps += 1
         slices = list(batch.slices.values())
+        steps = self._steps_of(slices)
         seq, living = self._desk.next_seq(), self._home.running
-        plan = self._told.plan(self._desk.epoch, seq, slices, kv.block_tokens, living)
+        plan = self._told.plan(self._desk.epoch, seq, slices, kv.block_tokens, living, steps)
         for request, count, draws in slices:
-            request.plan(count, draws=draws)
+            request.plan(count + steps - 1, steps * draws)
             if request.load is not None:
                 self._home.loader.planned(request.load, count)
             self._turns += 1
             request.last_turn = self._turns
             if request.admit is None:
                 self._begin(now, request)
-        self._outs.append(_Out(seq, slices))
+        self._outs.append(_Out(seq, slices, steps))
         return plan
+
+    def _steps_of(self, slices: list[Slice]) -> int:
+        """How many steps in a row the next plan may stand for; there are blocks for all of them then."""
+        settings = self._desk.settings
+        if self._decode_s is None or settings.retract_every or len(self._waiting):
+            return 1
+        steps = MOST_STEPS if not self._decode_s else min(MOST_STEPS, int(settings.burst_s / self._decode_s))
+        if (
+            not settings.burst_s
+            or steps < 2
+            or any(request.load is not None for request in self._home.running.values())
+        ):
+            return 1
+        for request, count, draws in slices:
+            if count > 1 or not draws or request.losses:
+                return 1
+            steps = min(steps, request.drawable)
+        ahead = max(0, steps - 1)
+        return steps if all(self._home.reserve(part.request, ahead) for part in slices) else 1
+
+    def curtail(self) -> None:
+        """Somebody has come: plans of several steps end with the step that they are in."""
+        last = self._outs[-1].seq if self._outs else 0
+        if last > self._curtailed and any(out.steps > 1 for out in self._outs):
+            self._curtailed = last
+            self._desk.counters.curtailed += 1
+            self._desk.effects.append(ToWorker(Curtail(epoch=self._desk.epoch, seq=last)))
 
     def _begin(self, now: float, request: Request) -> None:
         """It is in a step for the first time."""
@@ -231,7 +268,10 @@ class Steps:
         self._over(now, self._outs.popleft(), result)
 
     def _over(self, now: float, out: _Out, result: Result) -> None:
-        rows = {row.key: row for row in result.rows}
+        rows = dict[int, list[RowResult]]()
+        for row in result.rows:
+            rows.setdefault(row.key, []).append(row)
+        self._desk.counters.steps += max(map(len, rows.values()), default=0)
         records = list[StepRow]()
         advanced = list[Request]()
         ended = list[tuple[Request, FinishReason, tuple[str, str] | None]]()
@@ -239,18 +279,25 @@ class Steps:
         self._measure(now, out, result)
         for part in out.slices:
             request = part.request
-            request.planned_result(part.tokens, draws=part.draws)
+            request.planned_result(part.tokens + out.steps - 1, out.steps * part.draws)
+            told = rows.get(request.key, [])[: out.steps]
             if request.finish is not None:
-                self._desk.counters.dropped_rows += 1
+                self._desk.counters.dropped_rows += len(told)
                 self._home.left(request)
                 continue
-            row = rows.get(request.key, RowResult(request.key, error="the worker sent no result for this row"))
-            error = self._take(now, part, row, records)
-            if error is not None:
-                ended.append((request, "error", ("internal", error)))
-            elif reason := request.natural_end():
-                ended.append((request, reason, None))
-            elif part.draws:
+            if not told:
+                told = [RowResult(request.key, error="the worker sent no result for this row")]
+            before, end = request.output_tokens, None
+            for number, row in enumerate(told):
+                if end := self._take(now, part if not number else part._replace(tokens=1), row):
+                    break
+            self._record(request, before, records)
+            if end:
+                ended.append((request, *end))
+                continue
+            if len(told) < out.steps:
+                self._told.fell_short(request.key, out.steps - len(told))
+            if part.draws:
                 advanced.append(request)
         if records:
             self._desk.journal(Step(at=now, rows=tuple(records)))
@@ -260,21 +307,22 @@ class Steps:
             self._finish(now, request, why, what)
 
     def _measure(self, now: float, out: _Out, result: Result) -> None:
-        """A step that was nearly all of one prompt tells how quickly prompts are computed."""
+        """A step that was nearly all of one prompt tells how quickly prompts are computed, one without any how quickly
+        decodes are.
+        """
+        if result.rows and all(part.tokens == 1 for part in out.slices):
+            each = result.forward_s * len(out.slices) / len(result.rows)
+            self._decode_s = each if self._decode_s is None else (self._decode_s + each) / 2
         part = max(out.slices, key=lambda part: part.tokens)
         rest = sum(other.tokens for other in out.slices) - part.tokens
         if part.tokens >= LEAST_TOLD and rest * 8 <= part.tokens and part.request.seq is not None:
             self._home.loader.computed_step(now, part.tokens, part.request.computed, result.forward_s)
 
-    def _take(self, now: float, part: Slice, row: RowResult, records: list[StepRow]) -> str | None:
-        """One row's outcome; returns what went wrong."""
+    def _take(self, now: float, part: Slice, row: RowResult) -> "End | None":
+        """One row's outcome in one step; returns how the request ends with it, if it does."""
         request = part.request
-        if row.error is not None:
-            return row.error
-        if row.dropped:
-            return f"the worker dropped the row of output {request.output_tokens}, though nothing had ended the request"
-        if part.draws and not 0 <= row.token < 1 << 32:
-            return f"the worker drew no token for output {request.output_tokens}"
+        if (fault := _fault(part, row)) is not None:
+            return "error", ("internal", fault)
         if request.admit is not None and request.load is None and not request.admit_journaled:
             request.admit_journaled = True
             self._desk.journal(request.admit)
@@ -284,8 +332,27 @@ class Steps:
             self._outs[-1].replaced.extend(replaced)
         request.came_to(request.computed)
         if part.draws:
-            logprobs = None if request.logprobs is None else (row.logprob or TokenLogprob(0.0, b"", ()),)
-            records.append(StepRow(request.key, request.output_tokens, pack_u32([row.token]), logprobs))
-            request.add(now, row.token, logprobs[0] if logprobs else None)
+            request.add(now, row.token, row.logprob)
             self._desk.counters.output_tokens += 1
-        return None
+        reason = request.natural_end()
+        return None if reason is None else (reason, None)
+
+    @staticmethod
+    def _record(request: Request, before: int, records: list[StepRow]) -> None:
+        """For the journal: what it has drawn since it had `before` tokens of output."""
+        if request.output_tokens > before:
+            drawn = request.tokens[request.prompt_tokens + before :]
+            logprobs = None if request.logprobs is None else tuple(request.logprobs[before:])
+            records.append(StepRow(request.key, before, drawn.tobytes(), logprobs))
+
+
+def _fault(part: Slice, row: RowResult) -> str | None:
+    """What is wrong with a row's outcome."""
+    at = part.request.output_tokens
+    if row.error is not None:
+        return row.error
+    if row.dropped:
+        return f"the worker dropped the row of output {at}, though nothing had ended the request"
+    if part.draws and not 0 <= row.token < 1 << 32:
+        return f"the worker drew no token for output {at}"
+    return None

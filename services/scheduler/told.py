@@ -4,6 +4,7 @@
     a decode that only goes on                                          ─► its key
     a further block                                                     ─► its id, once
     ended, retracted                                                    ─► its key, to be forgotten
+    several decode steps in a row                                       ─► their number; blocks for all of them
 
 So the bytes of a decode step grow with its rows, not with their context. The plans are applied in their order by one
 worker in one epoch; a new epoch knows nothing.
@@ -53,8 +54,9 @@ class Told:
         slices: Iterable[Slice],
         block_tokens: int,
         living: Container[int],
+        steps: int = 1,
     ) -> Plan:
-        """The message for a step; `living`: keys that may come again.
+        """The message for so many steps; `living`: keys that may come again.
 
         To be called before the requests are told that they are in it.
         """
@@ -66,17 +68,18 @@ class Told:
             request, count, draws = part
             key, table, start = request.key, request.seq, request.planned
             assert table is not None
-            blocks = -(-(start + count) // block_tokens)
+            end = start + count + steps - 1
+            blocks = -(-end // block_tokens)
             known = self._known.get(key)
             if known is not None and draws and count == 1 and known.leads_to(start, table):
                 goes_on.append(key)
                 if blocks > known.blocks:
                     grown.append(Grown(key, pack_u32(table.blocks[known.blocks : blocks])))
                     known.blocks = blocks
-                known.end = start + 1
+                known.end = end
             else:
                 rows.append(_row(part, start, table.blocks[:blocks]))
-                self._known[key] = _Known(table, table.rewrites, blocks, start + count, draws)
+                self._known[key] = _Known(table, table.rewrites, blocks, end, draws)
         return Plan(
             epoch=epoch,
             seq=seq,
@@ -84,7 +87,14 @@ class Told:
             goes_on=goes_on.tobytes(),
             grown=tuple(grown),
             gone=pack_u64(gone) if gone else b"",
+            steps=steps,
         )
+
+    def fell_short(self, key: int, by: int) -> None:
+        """A plan that named it was curtailed by so many steps: all that was told since begins as much earlier."""
+        known = self._known.get(key)
+        if known is not None:
+            known.end -= by
 
 
 def _row(part: Slice, start: int, blocks: list[int]) -> Row:
@@ -97,5 +107,5 @@ def _row(part: Slice, start: int, blocks: list[int]) -> Row:
         sample=request.accept.sample if part.draws else None,
         drawn=request.output_tokens + request.drawing,
         stop_ids=request.accept.stop_ids,
-        feeds_last=start == len(request.tokens),
+        feeds_last=start >= len(request.tokens),
     )

@@ -14,7 +14,7 @@ import trio
 from services.scheduler.outbox import Outbox
 from services.scheduler.wellformed import ready_fault, transferred_fault
 from shared.messages.base import pack_u64
-from shared.messages.engine import Idle, KVFacts, Plan, Quiesce, Transfer, Transferred, WorkerReady
+from shared.messages.engine import Curtail, Idle, KVFacts, Plan, Quiesce, Transfer, Transferred, WorkerReady
 from shared.peers import DeadlinePassed, Peer, PeerGone, PeerSlow, ProtocolViolation, RequestFailed, wait_exit
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class WorkerLink:
             epoch=epoch,
         )
 
-    def send(self, message: Plan | Transfer) -> None:
-        """A step or copies."""
+    def send(self, message: Plan | Curtail | Transfer) -> None:
+        """Steps or copies."""
         if isinstance(message, Transfer) and self.ready:
             self._copies[message.seq] = len(message.copies)
         self.outbox.send(message)

@@ -32,7 +32,7 @@ from shared.config import Config
 from shared.large_memory import Wish
 from shared.messages import Head, Message
 from shared.messages.base import pack_u64
-from shared.messages.engine import Idle, Plan, Quiesce, Result, RowResult, Transfer, Transferred
+from shared.messages.engine import MOST_STEPS, Curtail, Idle, Plan, Quiesce, Result, RowResult, Transfer, Transferred
 from shared.paths import Places
 from shared.peers import Peer, PeerGone, PeerSlow
 
@@ -63,6 +63,7 @@ class Worker(Actor):
         self._loading = ("starting", 0.0)
         self._runner: Runner | None = None
         self._plans = self._transfers_queued = 0
+        self._curtailed = 0
         self._worked = 0.0
         self._arena_key = ""
         self.dial("scheduler")
@@ -170,6 +171,7 @@ class Worker(Actor):
     async def quiesce(self, peer: Peer, message: Quiesce, head: Head) -> None:
         """Forgets older epochs at once, answers Idle when nothing of them runs any more."""
         self._epoch = message.epoch
+        self._curtailed = 0
         await self._wait_past_lanes()
         self._send(peer, head, Idle(epoch=message.epoch))
 
@@ -195,8 +197,16 @@ class Worker(Actor):
             self._finished(peer, head, message.epoch, result)
 
         tokens = sum(max(len(row.ids) // 4, row.feeds_last) for row in message.rows) + len(message.goes_on) // 8
-        step = partial(self._steps.execute, message, self._wanted(message.epoch))
-        self._compute.submit(self._step_watch.around(tokens, step), done)
+        steps = partial(
+            self._steps.execute, message, self._wanted(message.epoch), lambda: self._curtailed >= message.seq
+        )
+        self._compute.submit(self._step_watch.around(tokens * min(message.steps, MOST_STEPS), steps), done)
+
+    @on(Curtail, roles=SCHEDULER)
+    def curtail(self, peer: Peer, message: Curtail) -> None:
+        """Plans of several steps end soon. Their numbers grow, also from one epoch to the next of a scheduler."""
+        if message.epoch == self._epoch:
+            self._curtailed = message.seq
 
     @on(Transfer, roles=SCHEDULER)
     def transfer(self, peer: Peer, message: Transfer, head: Head) -> None:

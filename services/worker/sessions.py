@@ -7,6 +7,7 @@ it has ended: those stay here as ended, until the scheduler lets go of them, and
     gone, or another epoch: forgotten
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -76,6 +77,10 @@ class Sessions:
         goes_on = [self._next(key) for key in unpack_u64(plan.goes_on)]
         return goes_on + [self._whole(row) for row in plan.rows]
 
+    def go_on(self, parts: Iterable[Part | Unfit]) -> list[Part | Unfit]:
+        """The rows of a plan's next step: of the same keys."""
+        return [self._next(part.key) for part in parts]
+
     def note(self, part: Part | Unfit, result: RowResult) -> None:
         """The outcome of a row."""
         key = result.key
@@ -106,7 +111,10 @@ class Sessions:
             return Unfit(row.key)
         try:
             if row.feeds_last:
-                row = msgspec.structs.replace(row, ids=_last(session, row.ids), feeds_last=False)
+                last = _last(session, row.ids)
+                assert session is not None
+                start, drawn = session.end, session.row.drawn + 1
+                row = msgspec.structs.replace(row, start=start, drawn=drawn, ids=last, feeds_last=False)
             span = checked(row, self._limits)
         except BadRow as error:
             return Unfit(row.key, f"the plan's row is wrong: {error}")

@@ -1,4 +1,5 @@
-"""One plan to one result: check the rows, run the model, draw the tokens. Runs in the compute lane.
+"""One plan to one result: check the rows, run the model, draw the tokens, once or several times. Runs in the compute
+lane.
 
 A row that is wrong, or that the model can't serve, ends its own request; the other rows go on. Only an exception that
 nobody foresaw costs every row of its plan, and even then the worker serves the next one.
@@ -19,7 +20,7 @@ from services.worker.sessions import Part, Sessions, Unfit
 from shared.config import ConfigError
 from shared.faults import Faults
 from shared.messages.base import pack_u32
-from shared.messages.engine import Plan, Result, Row, RowResult
+from shared.messages.engine import MOST_STEPS, Plan, Result, Row, RowResult
 from shared.messages.front import TokenLogprob
 
 
@@ -51,18 +52,31 @@ class Steps:
         self._steps = self._tokens = self._drawn = self._errors = self._dropped = 0
         self._seconds = 0.0
 
-    def execute(self, plan: Plan, wanted: Callable[[], bool]) -> Result | None:
-        """The plan's outcome, or None when it was no longer `wanted()` before it began. Never raises."""
+    def execute(
+        self, plan: Plan, wanted: Callable[[], bool], curtailed: Callable[[], bool] = lambda: False
+    ) -> Result | None:
+        """The plan's outcome, or None when it was no longer `wanted()` before it began. Never raises.
+
+        Once it is `curtailed()`, a plan of several steps ends with the one that it is in.
+        """
         if not wanted():
             return None
         started = time.perf_counter()
         try:
-            rows = self._rows(self._sessions.complete(plan), plan)
+            parts = self._sessions.complete(plan)
+            rows = self._rows(parts, plan)
         except ValueError as error:  # packed keys are torn: nobody knows whose rows these were
             self._log.error("plan_torn", epoch=plan.epoch, seq=plan.seq, reason=str(error))
             rows = [RowResult(key=row.key, error=f"the plan is torn: {error}") for row in plan.rows]
-        seconds = time.perf_counter() - started
+            parts = []
         self._steps += 1
+        for _ in range(1, min(plan.steps, MOST_STEPS) if parts else 1):
+            if curtailed() or not wanted():
+                break
+            parts = self._sessions.go_on(parts)
+            rows += self._rows(parts, plan)
+            self._steps += 1
+        seconds = time.perf_counter() - started
         self._seconds += seconds
         self._drawn += sum(row.token >= 0 for row in rows)
         self._errors += sum(row.error is not None for row in rows)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised whenever a message changes shape or meaning; peers of another version are refused at the hello."""
 
 IDENTITY_BYTES = 32

@@ -111,6 +111,10 @@ class Idle(Message, frozen=True, kw_only=True):
     epoch: int
 
 
+MOST_STEPS = 8
+"""Of one plan."""
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One request's part of a step, whole: feed `ids` (packed u32) at absolute positions [start, start + n).
 
@@ -119,7 +123,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     request has already, so the index of the one that this row draws (also after a retraction or a restart).
 
     A plan that is made while another runs doesn't know what that one draws. `feeds_last`: `ids` is empty, and the row
-    feeds the one token that was drawn last for this key.
+    feeds the one token that was drawn last for this key, behind all that was fed for it: when the plan before was
+    curtailed, that is before `start`, and `drawn` counts as much too high.
     """
 
     key: int
@@ -140,12 +145,15 @@ class Grown(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(Message, frozen=True, kw_only=True):
-    """One ragged step. Answered by Result with the same epoch and seq, in the order of the plans.
+    """One ragged step, or several in a row. Answered by Result with the same epoch and seq, in the order of the plans.
 
     A plan is a delta. The worker keeps, for each key and for as long as the epoch lasts, the last row with its table,
     and what it drew. In this order: `gone` (packed u64) are keys to be forgotten, `grown` are further blocks, `goes_on`
     (packed u64) are keys whose last row drew a token: that is fed at the next position, and another drawn, with the
     same sampling; and `rows` are given whole.
+
+    `steps`: the plan stands for so many steps, in each of which after the first all keys of the one before go on; their
+    tables reach as far already. At most MOST_STEPS; fewer are made when a Curtail comes.
 
     A key whose row ended in an error, or drew one of its `stop_ids`, is not computed again: results of further rows of
     it are `dropped`.
@@ -159,6 +167,17 @@ class Plan(Message, frozen=True, kw_only=True):
     goes_on: bytes = b""
     grown: tuple[Grown, ...] = ()
     gone: bytes = b""
+    steps: int = 1
+
+
+class Curtail(Message, frozen=True, kw_only=True):
+    """Scheduler -> worker: plans up to `seq` end with the step that they are in, or with their first one.
+
+    Somebody has come who must not wait for the others' steps.
+    """
+
+    epoch: int
+    seq: int
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
@@ -175,7 +194,9 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Result(Message, frozen=True, kw_only=True):
-    """Outcome of a plan: of the rows of `goes_on`, then of `rows`, each in order. `forward_s`: seconds of the step."""
+    """Outcome of a plan: of the rows of `goes_on`, then of `rows`, each in order; and the same again for each further
+    step that was made. `forward_s`: seconds of all of them.
+    """
 
     epoch: int
     seq: int

@@ -33,16 +33,21 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.sampled_from([True, True, True, False]),
         max_bypass=st.sampled_from([1, 4]),
         plans_out=st.sampled_from([1, 2, 2, 2]),
+        burst_s=st.sampled_from([0.0, 0.03, 0.03]),
+        steps_left=st.sampled_from([1, 3, 8]),
         store=st.sampled_from([True, True, False]),
         host_slots=st.sampled_from([3, 1000]),
         window=st.sampled_from([1, 3, 1000]),
         restore=st.sampled_from(["auto", "load", "both", "both"]),
     )
-    def begin(self, block_tokens, blocks, step_tokens, max_running, store, host_slots, window, **options) -> None:
+    def begin(
+        self, block_tokens, blocks, step_tokens, max_running, steps_left, store, host_slots, window, **options
+    ) -> None:
         settings = Settings(
             step_tokens=step_tokens, max_running=max_running, max_waiting=20, save_batch=8, max_saving=16, **options
         )
         self.world = World(settings, blocks=blocks, block_tokens=block_tokens, max_context=60)
+        self.world.steps_left = steps_left
         self.world.store.capacity, self.world.store.window = host_slots, window
         if store:
             self.world.start_store()

@@ -55,13 +55,16 @@ def walk(seed: int, *, store: bool, requests: int = 50) -> World:
         max_bypass=random.choice([2, 32]),
         max_loads=random.choice([1, 16]),
         save_batch=random.choice([1, 64]),
+        burst_s=random.choice([0.0, 0.03]),
     )
     world = World(settings, blocks=blocks, block_tokens=size, max_context=40 * size, store=store)
+    world.steps_left = random.choice([1, 3, 8])
     faults = random.choice([0.0, 0.03, 0.15])
+    pauses, longest = random.choice([([0, 0, 2, 8, 60], 20), ([4, 8, 20], 120)])
     for prompt in prompts(random, requests, blocks * size, families=random.choice([1, 3])):
         id = world.submit(
             prompt,
-            random.choice([1, 3, 20]),
+            random.choice([1, 3, longest]),
             seed=random.choice([0, None]),
             logprobs=random.choice([-1, 1]),
             stop_ids=random.choice([(), (5,)]),
@@ -69,7 +72,7 @@ def walk(seed: int, *, store: bool, requests: int = 50) -> World:
             no_read=random.random() < 0.1,
             deadline_s=random.choice([None, None, 3.0]),
         )
-        for _ in range(random.choice([0, 0, 2, 8, 60])):
+        for _ in range(random.choice(pauses)):
             world.turn()
             if random.random() < faults:
                 fault(world, random)

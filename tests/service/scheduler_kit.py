@@ -31,12 +31,14 @@ from shared.messages.hello import Snapshot, Status
 from shared.paths import Places
 from shared.peers import Peer
 from shared.testing import TestPeer, dialled, running
-from tests.plan_rows import PlanRows, fed
+from tests.plan_rows import PlanRows, after, fed
 
 B = 4
 M = TypeVar("M", bound=Message)
 CONFIG = Config(
-    scheduler=SchedulerConfig(step_tokens=64, result_ttl_s=60.0, store_wait_s=0.0), store=StoreConfig(), kv=KVConfig()
+    scheduler=SchedulerConfig(step_tokens=64, burst_s=0.0, result_ttl_s=60.0, store_wait_s=0.0),
+    store=StoreConfig(),
+    kv=KVConfig(),
 )
 FACTS = KVFacts(
     fingerprint=b"f" * 32, block_tokens=B, block_bytes=256, blocks=32, kv_dtype="fp32", layers=1, kv_heads=1, head_dim=8
@@ -64,7 +66,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 def result_of(plan: Plan) -> Result:
     rows = []
-    for row in plan.rows:
+    for row in (after(row, step) for step in range(plan.steps) for row in plan.rows):
         end = row.start + fed(row)
         rows.append(RowResult(row.key, next_token(end) if row.sample is not None else -1))
     return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=0.0)

@@ -53,7 +53,7 @@ async def test_the_first_news_of_a_request_come_before_any_token_so_that_clients
 
 async def test_without_a_worker_it_sleeps_once_its_wait_for_the_store_is_over(places: Places) -> None:
     async with staged(places, Config(scheduler=SchedulerConfig(store_wait_s=0.05))) as stage:
-        await stage.until(lambda: stage.scheduler._seconds_until_turn() == float("inf"))
+        await stage.until(lambda: stage.scheduler._next_turn_at() == float("inf"))
 
 
 async def test_the_same_submit_again_is_the_same_request_and_another_one_a_conflict(places: Places) -> None:

@@ -30,6 +30,7 @@ def a_process(places: Places, incarnation: int, **hooks: str) -> Iterator[subpro
         "PERDURE_INCARNATION": str(incarnation),
         "PERDURE_CONFIG": os.devnull,
         "PERDURE_SCHEDULER__STORE_WAIT_S": "0",
+        "PERDURE_SCHEDULER__BURST_S": "0",
         **{f"PERDURE_FAULTS__HOOKS__{name.upper()}": action for name, action in hooks.items()},
     }
     process = subprocess.Popen([sys.executable, "-m", "services.scheduler"], env=environ)

@@ -11,7 +11,7 @@ from shared.config import Config, FaultsConfig, KVConfig, ModelConfig
 from shared.faults import Faults
 from shared.messages import Head, encode
 from shared.messages.base import pack_u32, pack_u64, unpack_u32, unpack_u64
-from shared.messages.engine import Grown, Plan, Result, Row, RowResult, SampleSpec
+from shared.messages.engine import MOST_STEPS, Grown, Plan, Result, Row, RowResult, SampleSpec
 from shared.model.toy import toy_generate
 from tests.engine_kit import words
 from tests.scheduler_world import World
@@ -114,6 +114,38 @@ def test_rows_that_go_on_draw_what_whole_rows_would() -> None:
         grown = (Grown(9, pack_u32([20 + fed // BLOCK])),) if fed % BLOCK == 0 else ()
         tokens.append(run(worker, Plan(epoch=1, seq=2 + step, goes_on=pack_u64([9]), grown=grown)).rows[0].token)
     assert tokens == toy_generate(7, prompt, 21)
+
+
+def test_a_plan_of_several_steps_draws_what_single_ones_would() -> None:
+    worker, prompt = steps(), [(5 * i) % 512 for i in range(BLOCK - 2)]
+    tokens = [run(worker, Plan(epoch=1, seq=1, rows=(row(9, prompt, [3]),))).rows[0].token]
+    grown = (Grown(9, pack_u32([20])),)
+    result = worker.execute(Plan(epoch=1, seq=2, goes_on=pack_u64([9]), grown=grown, steps=5), lambda: True)
+    assert result is not None
+    tokens += [one.token for one in result.rows]
+    left = iter([False, False, True])
+    result = worker.execute(Plan(epoch=1, seq=3, goes_on=pack_u64([9]), steps=7), lambda: True, lambda: next(left))
+    assert result is not None
+    assert len(result.rows) == 3
+    tokens += [one.token for one in result.rows]
+    late = Row(9, len(prompt) + 12, b"", pack_u32([3, 20]), SampleSpec(), 13, feeds_last=True)  # of a scheduler who
+    result = worker.execute(Plan(epoch=1, seq=4, rows=(late,)), lambda: True)  # thinks that all seven were made
+    assert result is not None
+    tokens.append(result.rows[0].token)
+    assert tokens == toy_generate(7, prompt, 10)
+
+
+def test_a_plan_of_too_many_steps_ends_where_its_table_does_or_at_the_most() -> None:
+    worker = steps()
+    run(worker, Plan(epoch=1, seq=1, rows=(row(1, [1] * (BLOCK - 3), [0]), row(2, [2], [1, 2]))))
+    result = worker.execute(Plan(epoch=1, seq=2, goes_on=pack_u64([1, 2]), steps=1 << 40), lambda: True)
+    assert result is not None
+    first, second = result.rows[0::2], result.rows[1::2]
+    assert len(second) == MOST_STEPS
+    assert all(one.token >= 0 for one in second)
+    assert [one.token >= 0 for one in first] == [True] * 3 + [False] * (MOST_STEPS - 3)
+    assert "is fed, but there are a context of" in (first[3].error or "")
+    assert all(one.dropped for one in first[4:])
 
 
 def test_rows_that_go_on_end_alone_when_they_can_not() -> None:
