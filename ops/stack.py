@@ -44,6 +44,13 @@ def exit_of(pid: int) -> int:
         return -1
 
 
+def _ends_by(fd: int, deadline: float) -> bool:
+    """Whether the process behind a descriptor of `exit_of` has ended by then."""
+    poll = select.poll()  # and not select(): a descriptor may be larger than it takes
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))
+
+
 class StackError(RuntimeError):
     """The stack did not do what it was told; the text ends with what it last said."""
 
@@ -175,7 +182,7 @@ class Stack:
             self.process.wait()
             self.process = None
         deadline = time.monotonic() + STOP_S
-        late = [fd for fd in ends if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]]
+        late = [fd for fd in ends if not _ends_by(fd, deadline)]
         for fd in ends:
             os.close(fd)
         if late:
