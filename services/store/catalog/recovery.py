@@ -65,8 +65,8 @@ class Recovery:
         self._entries = catalog.blocks.entries
         self._slots = catalog.blocks.slots
         self._expected = 0
-        self._told: list[tuple[NDArray[np.uint32], Identities, NDArray[np.uint64]]] = []
-        """Rows that were added, the names of their parents, their generations."""
+        self._told: list[tuple[NDArray[np.uint32], Identities, NDArray[np.uint32]]] = []
+        """Rows that were added, the names of their parents, their slots: first those of the host, then of the disk."""
         self._hosted = (np.empty(0, np.uint64), np.empty(0, np.uint32))
         """First words of the names that the host has told, ascending, and their rows."""
         self._last_word = np.uint64(0)
@@ -121,7 +121,7 @@ class Recovery:
         table.columns["flags"][part] = LIVE
         self._number_roots(_bytes32(records["root"][chosen]), table.columns["root"][part])
         table.map.put_many(identities, entries)
-        self._told.append((entries, _bytes32(records["parent"][chosen]), records["generation"][chosen]))
+        self._told.append((entries, _bytes32(records["parent"][chosen]), records["slot"][chosen]))
         return entries
 
     def _number_roots(self, roots: Identities, out: NDArray[Any]) -> None:
@@ -247,15 +247,18 @@ class Recovery:
     def _link(self) -> NDArray[np.intp]:
         """Parents are found once, when all blocks are known; roots, and orphans, find none.
 
-        Returns the rows in the order in which their blocks were saved: there most stand right behind their parents,
-        which need not be looked up.
+        Returns the rows in the order of their slots, in which most stand right behind their parents, as blocks are
+        saved that way: such a parent need not be looked up.
         """
         table, told = self._entries, self._told
         self._told = []
         names = table.identities.view("<u8")
-        entries = np.concatenate([np.empty(0, np.uint32), *(some for some, _, _ in told)])
-        order = entries[np.argsort(np.concatenate([np.empty(0, np.uint64), *(some for _, _, some in told)]))]
-        before = np.zeros(table.top, np.uint32)
+        none = np.empty(0, np.uint32)
+        hosted = [rows for rows, _, _ in told[:1]]  # told in the order of their slots
+        on_disk = np.concatenate([none, *(rows for rows, _, _ in told[1:])])
+        by_slot = on_disk[np.argsort(np.concatenate([none, *(slots for _, _, slots in told[1:])]))]
+        order = np.concatenate([none, *hosted, by_slot])
+        before = np.arange(table.top, dtype=np.uint32)  # a guess that is never right
         before[order[1:]] = order[:-1]
         for rows, parents, _ in told:
             found = before[rows]
