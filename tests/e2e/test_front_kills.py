@@ -28,8 +28,8 @@ def request(request_id: str = "ab" * 16) -> Generate:
 
 @asynccontextmanager
 async def serving(places: Places, *but: str) -> AsyncIterator[tuple[Processes, Client]]:
-    """All front services but some, and a client."""
-    async with processes(places) as running, connected(places) as client:
+    """All front services but some, and a client. Every token is a step of its own, and so many moments to die at."""
+    async with processes(places, {"PERDURE_SCHEDULER__BURST_S": "0"}) as running, connected(places) as client:
         for role in FRONT:
             if role not in but:
                 await running.start(role)
