@@ -393,6 +393,7 @@ async def test_p20_whatever_is_removed_under_a_running_store_it_goes_on_and_save
                 assert await one.load(chain) == (6, 0)
                 places.store.unlink()
             await one.save(ROOT, more)
+            await one.until(lambda _: warnings_in(logs))  # a file that was moved can be written for a while yet
             await one.until(
                 lambda facts: (
                     facts["tiers"]["disk"]["state"] == "ready"
