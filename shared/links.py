@@ -14,7 +14,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shared.curve.allowed import KEY_REFUSED
 from shared.curve.keys import Remote
-from shared.messages import MAX_FRAME, BadMessage, Head, decode, encode
+from shared.messages import MAX_FRAME, BadMessage, Head, Message, decode, encode
 from shared.messages.hello import Bye, Hello, Ping, Refused, Welcome
 from shared.peers import MAX_PID, Peer, PeerGone, PeerSlow, wait_exit
 from shared.sockets import Socket
@@ -149,11 +149,10 @@ class Link:
     async def _welcomed(self, socket: Socket) -> Peer | None:
         with trio.move_on_after(WELCOME_S):
             (frames,) = await socket.recv_many(1)
-            try:
-                _, message = decode(frames)
-            except BadMessage as error:
-                self.node.dropped("bad_message", f"{self.role}: {error}")
+            decoded = self._decoded(frames, self.role)
+            if decoded is None:
                 return None
+            _, message = decoded
             if isinstance(message, Welcome):
                 self.refused, self.refused_protocol = self._fault(message), 0
                 if self.refused:
@@ -223,11 +222,10 @@ class Link:
 
     def _one(self, peer: Peer, frames: list[bytes]) -> bool:
         """One message; False when it ends the connection."""
-        try:
-            head, message = decode(frames)
-        except BadMessage as error:
-            self.node.dropped("bad_message", f"{peer.name}: {error}")
+        decoded = self._decoded(frames, peer.name)
+        if decoded is None:
             return True
+        head, message = decoded
         if isinstance(message, Bye):
             return False
         if isinstance(message, Refused):
@@ -236,6 +234,14 @@ class Link:
         peer.heard = time.monotonic()
         self.node.accept(peer, head, message)
         return True
+
+    def _decoded(self, frames: list[bytes], whose: str) -> tuple[Head, Message] | None:
+        """None for what is no envelope: it is counted."""
+        try:
+            return decode(frames)
+        except BadMessage as error:
+            self.node.dropped("bad_message", f"{whose}: {error}")
+            return None
 
     def close(self) -> None:
         """Drops the current connection; `run` makes another unless cancelled."""

@@ -39,9 +39,7 @@ class PlanRows:
         for key in unpack_u64(plan.goes_on):
             row = self.last[key]
             assert row.sample is not None
-            rows.append(
-                msgspec.structs.replace(row, start=row.start + fed(row), ids=b"", drawn=row.drawn + 1, feeds_last=True)
-            )
+            rows.append(after(row, 1))
         rows += plan.rows
         self.last |= {row.key: after(row, plan.steps - 1) for row in rows}
         assert len({row.key for row in rows}) == len(rows) > 0

@@ -118,7 +118,9 @@ class World:
             if plan is None:
                 break
             assert self.plan_rows is not None
+            assert self.worker is not None
             plan = self.plan_rows.whole(plan)
+            self.worker.hears(plan)
             self._check_plan(plan, [*(one for one, _ in self.plans), *plans])
             plans.append(plan)
         self.carry_out(effects, plans)

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 from shared.messages.base import unpack_u32
 from shared.messages.engine import KVFacts, Plan, Result, Row, RowResult
 from shared.messages.front import TokenLogprob
-from tests.plan_rows import after
+from tests.plan_rows import after, fed
 
 MASK = (1 << 64) - 1
 VOCAB = 24
@@ -61,6 +61,8 @@ class SimWorker:
         self.computed = 0
         self.token_s = 0.0
         """Seconds that it says a token took."""
+        self.told: dict[int, int] = {}
+        """By key, up to where its blocks were ever told: further than needed when a plan was cut short."""
         self.drawn: dict[int, int] = {}
         self.ended: set[int] = set()
         """By key, what was drawn last, and who ended by it."""
@@ -71,15 +73,22 @@ class SimWorker:
         self.garbage += 1
         return [mix(1 << 60, self.garbage, i) for i in range(self.facts.block_tokens)]
 
+    def hears(self, plan: Plan) -> None:
+        """Of a plan when it is made, with whole rows."""
+        for row in plan.rows:
+            end = row.start + fed(row) + plan.steps - 1
+            self.told[row.key] = max(end, self.told.get(row.key, 0))
+
     def run(self, plan: Plan, curtailed: int = 0) -> Result:
         """A plan with whole rows; `curtailed`: so many of its steps are not made."""
         rows, before_it = list[RowResult](), self.computed
         for step in range(plan.steps - curtailed):
-            rows += self._step([after(row, step) for row in plan.rows])
+            rows += self._step([after(row, step) for row in plan.rows], plan.steps - 1 - step)
         seconds = self.token_s * (self.computed - before_it)
         return Result(epoch=plan.epoch, seq=plan.seq, rows=tuple(rows), forward_s=seconds)
 
-    def _step(self, plan_rows: list[Row]) -> list[RowResult]:
+    def _step(self, plan_rows: list[Row], ahead: int) -> list[RowResult]:
+        """One step, behind which the plan has `ahead` more, for which there are blocks already."""
         size, rows = self.facts.block_tokens, list[RowResult]()
         for row in plan_rows:
             if row.key in self.ended:
@@ -90,7 +99,7 @@ class SimWorker:
                 assert not ids
                 ids.append(self.drawn[row.key])
             end = row.start + len(ids)
-            assert len(table) >= -(-end // size)
+            assert -(-(end + ahead) // size) <= len(table) <= -(-self.told[row.key] // size)
             for position, token in enumerate(ids, row.start):
                 before = self.pool[table[(position - 1) // size]][(position - 1) % size] if position else 0
                 self.pool[table[position // size]][position % size] = kv_of(token, position, before)

@@ -25,6 +25,7 @@ class Counters:
     output_tokens: int = 0
     steps: int = 0
     curtailed: int = 0
+    """Times that plans of several steps were cut short for somebody who had come."""
     computed_tokens: int = 0
     cached_device: int = 0
     cached_host: int = 0

@@ -15,8 +15,8 @@ class Settings:
     """Options of the engine; the first group comes from perdure.toml, the second is fixed by design.
 
     `restore`: how a prefix that the store has comes to be, see `restore.policy`.
-    `plans_out`: how many plans the worker may have, 1 or 2; with 2, the next is made while one runs. `burst_s`: see
-    `steps`.
+    `plans_out`: how many plans the worker may have, 1 or 2; with 2, the next is made while one runs. `burst_s`:
+    seconds that the steps of one plan may take; 0: each plan is for one step.
     `max_bypass`: a waiting request that so many younger ones overtook is served before any other. `scan`: how many
     waiting requests one step looks at. `max_loads`: requests that wait on the store at the same time. `store_s`:
     patience with Reserve and Commit, which hold nobody up. `save_batch`: blocks a Reserve, and so of one Transfer.

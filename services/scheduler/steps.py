@@ -78,6 +78,7 @@ class Steps:
         """The outstanding plans will never be answered; returns whose they were."""
         outs, self._outs = self._outs, deque()
         self._told.forget()
+        self._decode_s = None
         return list({part.request.key: part.request for out in outs for part in out.slices}.values())
 
     # --- planning -----------------------------------------------------------------------------------------------
@@ -122,22 +123,17 @@ class Steps:
 
     def _steps_of(self, slices: list[Slice]) -> int:
         """How many steps in a row the next plan may stand for; there are blocks for all of them then."""
-        settings = self._desk.settings
-        if self._decode_s is None or settings.retract_every or len(self._waiting):
+        settings, running = self._desk.settings, self._home.running.values()
+        if not settings.burst_s or settings.retract_every or self._decode_s is None or len(self._waiting):
             return 1
-        steps = MOST_STEPS if not self._decode_s else min(MOST_STEPS, int(settings.burst_s / self._decode_s))
-        if (
-            not settings.burst_s
-            or steps < 2
-            or any(request.load is not None for request in self._home.running.values())
-        ):
+        if any(tokens > 1 or not draws or request.losses for request, tokens, draws in slices):
             return 1
-        for request, count, draws in slices:
-            if count > 1 or not draws or request.losses:
-                return 1
-            steps = min(steps, request.drawable)
-        ahead = max(0, steps - 1)
-        return steps if all(self._home.reserve(part.request, ahead) for part in slices) else 1
+        steps = min(MOST_STEPS, *(part.request.drawable for part in slices))
+        if self._decode_s:
+            steps = min(steps, int(settings.burst_s / self._decode_s))
+        if steps < 2 or any(request.load is not None for request in running):
+            return 1
+        return steps if all(self._home.reserve(part.request, steps - 1) for part in slices) else 1
 
     def curtail(self) -> None:
         """Somebody has come: plans of several steps end with the step that they are in."""
@@ -288,8 +284,8 @@ class Steps:
             if not told:
                 told = [RowResult(request.key, error="the worker sent no result for this row")]
             before, end = request.output_tokens, None
-            for number, row in enumerate(told):
-                if end := self._take(now, part if not number else part._replace(tokens=1), row):
+            for row in told:
+                if end := self._take(now, part, row):
                     break
             self._record(request, before, records)
             if end:
@@ -318,7 +314,7 @@ class Steps:
         if part.tokens >= LEAST_TOLD and rest * 8 <= part.tokens and part.request.seq is not None:
             self._home.loader.computed_step(now, part.tokens, part.request.computed, result.forward_s)
 
-    def _take(self, now: float, part: Slice, row: RowResult) -> "End | None":
+    def _take(self, now: float, part: Slice, row: RowResult) -> End | None:
         """One row's outcome in one step; returns how the request ends with it, if it does."""
         request = part.request
         if (fault := _fault(part, row)) is not None:

@@ -29,7 +29,7 @@ BATCH = 1 << 15
 """Index rows adopted at a time."""
 
 AHEAD = 4
-"""Batches of 8 MiB that may lie read and not yet adopted."""
+"""Batches of 4 MiB that may lie read and not yet adopted."""
 
 
 class Log(Protocol):

@@ -204,7 +204,7 @@ class Worker(Actor):
 
     @on(Curtail, roles=SCHEDULER)
     def curtail(self, peer: Peer, message: Curtail) -> None:
-        """Plans of several steps end soon. Their numbers grow, also from one epoch to the next of a scheduler."""
+        """Plans of several steps up to that number end soon."""
         if message.epoch == self._epoch:
             self._curtailed = message.seq
 

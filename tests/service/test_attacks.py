@@ -163,12 +163,12 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def connections() -> int:
-    """Sockets that this process has open: what else it opens meanwhile, as a store its segments, is its own affair."""
+def files(places: Places) -> int:
+    """Open files of this process but for those of its home: a store may open a segment at any time."""
     found = 0
     for fd in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # that of the listing itself
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+            found += not os.readlink(f"/proc/self/fd/{fd}").startswith(str(places.home))
     return found
 
 
@@ -199,7 +199,7 @@ async def test_strangers_at_a_mailbox_are_counted_and_real_traffic_goes_on(
         await stranger.send([b"knock knock"])
         assert isinstance(await stranger.hello(Hello(role="x", engine="e0", incarnation=1, pid=1)), Refused)
         gc.collect()
-        before, peers, open_files = resident_bytes(), len(actor.mailbox.peers), connections()
+        before, peers, open_files = resident_bytes(), len(actor.mailbox.peers), files(places)
         async with trio.open_nursery() as nursery:
 
             async def traffic() -> None:
@@ -218,12 +218,12 @@ async def test_strangers_at_a_mailbox_are_counted_and_real_traffic_goes_on(
         with trio.fail_after(30):
             while (drops := (await status(admin)).data["drops"]).get("no_hello", 0) < FLOOD:
                 pass
-        assert drops["bad_message"] >= 250
+        assert drops["bad_message"] >= 300
         assert drops["refused"] >= refused
         stranger.close()
         await asked(client, 7)
         with trio.fail_after(10):
-            while len(actor.mailbox.peers) > peers or connections() > open_files:
+            while len(actor.mailbox.peers) > peers or files(places) > open_files:
                 await status(admin)
         gc.collect()
         assert resident_bytes() - before < SLACK_BYTES
@@ -389,6 +389,13 @@ async def test_whatever_answers_where_a_partner_should_be_the_diallers_live_and_
             for frames in noise(rng, tape.frames, 100):
                 for caller in list(evil.callers):
                     await evil.send(caller, frames or [b""])
+            callees = [actor for actor in (*actors.values(), client) if role in actor.links]
+            with trio.fail_after(30):  # some noise is a message, and may end the connection: others are lost then
+                while any(node.drops["bad_message"] < 50 for node in callees):
+                    for caller in list(evil.callers):
+                        await evil.send(caller, [b"garbage"])
+                    for admin in admins:
+                        await status(admin)
             for said, message in enumerate(_wrong(rng, tape)):
                 await evil.say(message, rng, rid=rng.choice((0, said)))
                 if said % 50 == 0:
@@ -403,8 +410,7 @@ async def test_whatever_answers_where_a_partner_should_be_the_diallers_live_and_
         deceived = [actor for actor in (*actors.values(), client) if role in actor.links]
         assert len(deceived) == diallers
         for node in deceived:
-            # Some noise is a message all the same, and may end the connection: what comes until it is up again is lost
-            assert node.drops["bad_message"] >= 20, (node.role, node.drops)
+            assert node.drops["bad_message"] >= 50, (node.role, node.drops)
         await stack.enter_async_context(running(SERVICES[role], places, CONFIG, incarnation=2))
         for number in range(80, 83):
             await asked(client, number)

@@ -14,7 +14,7 @@ from services.store.disk import row_table
 from services.store.disk.errors import IndexDamaged
 from services.store.disk.index import DiskIndex
 from services.store.disk.index_place import IndexPlace
-from services.store.disk.index_record import ENTRY, Entry, sealed
+from services.store.disk.index_record import ENTRY, ROW_BYTES, Entry, checked_rows, pack_value, sealed
 from services.store.disk.lmdb_file import damage
 from services.store.disk.tier import DiskTier
 from shared.fileio import FileIO
@@ -184,6 +184,24 @@ def test_saves_go_on_while_the_index_is_rebuilt_and_the_newer_copy_wins(filled: 
     assert tier.statistics().blocks == 30
     tier.check_integrity()
     tier.close()
+
+
+@pytest.mark.parametrize("how", ["the same bit", "zeros", "bits"])
+@pytest.mark.parametrize("count", [1, 2, 4, 64])
+def test_rows_that_are_damaged_together_are_all_found(how: str, count: int) -> None:
+    """Also where what happened to one happened to its neighbours: a sector of zeros, a bit that sticks."""
+    dice = np.random.default_rng(count)
+    names = [dice.bytes(32) for _ in range(200)]
+    rows = bytearray().join(name + pack_value(Entry(name, *[dice.bytes(32)] * 2, 1, 2, 3, 4, 5)) for name in names)
+    for number in range(64, 64 + count):
+        begin = number * ROW_BYTES
+        if how == "zeros":
+            rows[begin : begin + ROW_BYTES] = bytes(ROW_BYTES)
+        else:
+            rows[begin + (70 if how == "the same bit" else int(dice.integers(ROW_BYTES)))] ^= 1
+    entries, damaged = checked_rows(bytes(rows))
+    assert len(damaged) == count
+    assert [entry["identity"].tobytes() for entry in entries] == names[:64] + names[64 + count :]
 
 
 def test_single_flipped_bits_anywhere_in_the_index_give_no_wrong_bytes(filled: Path) -> None:

@@ -306,7 +306,7 @@ def test_the_detokenizer_gets_opening_news_and_end_by_index() -> None:
     assert world.engine.progress("unknown", 0) is None
 
 
-@pytest.mark.parametrize("seed", [7, 8, 9])
+@pytest.mark.parametrize("seed", [7, 11, 13])
 def test_a_recorded_event_log_replays_to_identical_effects(seed: int) -> None:
     world = walk(seed, store=True)
     other, effects = Engine(world.settings, KEY), []
@@ -314,7 +314,7 @@ def test_a_recorded_event_log_replays_to_identical_effects(seed: int) -> None:
         answer = getattr(other, name)(*arguments)
         if name == "next_plan":
             effects += [*other.take_effects(), answer]
-    assert len(effects) > 100
+    assert len(effects) > 200
     assert effects == world.effects
     assert other.statistics() == world.engine.statistics()
 
